@@ -29,20 +29,15 @@ OVERRIDES = (
 
 
 def _run_commands(commands: str) -> list[str]:
-    """Runs `commands` in a shell in which python does nothing but tell its arguments, and returns
-    those.
-    """
+    """Returns the arguments that `commands` give to python, which does nothing but print them."""
     shell = f'python() {{ printf "%s\\n" "$@"; }}; {commands}'
-    return subprocess.run(
-        ["bash", "-c", shell], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run's folder, with a space in its path, and two checkpoints, the name of one of which
-    begins the other's.
-    """
+    """A run's folder, with a space in its path, and two checkpoints with similar names."""
     folder = tmp_path / "my run"
     folder.mkdir()
     for name in ("ckpt-10.index", "ckpt-10.data-00000-of-00001", "ckpt-100.index"):
@@ -70,17 +65,18 @@ def test_command_repeats_the_run_with_its_flags_elsewhere(
         "--eval_name",
         "model_dir",
     ]
-    monkeypatch.setattr(
-        sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept]
-    )
+    flags = [flag.format(folder) for flag in dropped.split()]
+    monkeypatch.setattr(sys, "argv", [train.__file__, *flags, *kept])
     again = f"{folder}/diverged/again"
-    own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
 
-    assert _run_commands(format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)) == [
+    commands = format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)
+
+    assert _run_commands(commands) == [
         "-m",
         "trainer_kit.train",
         *kept,
-        *own,
+        f"--model_dir={again}",
+        f"--params_override={OVERRIDES}",
     ]
     assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
 
@@ -163,7 +159,6 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | Non
         loss = trainer.task.build_losses(labels, trainer.model(points, training=True))
 
     expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
-
     norms = compute_gradient_norms(trainer, trainer.next_batch())
 
     assert list(norms) == [

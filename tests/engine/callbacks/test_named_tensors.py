@@ -86,14 +86,12 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(
 
     _run(tmp_path, callbacks=[reader], **options)
 
+    lines = json_lines(tmp_path / "metrics.jsonl")
     # Two loops and an evaluation.
-    assert (
-        len([line for line in json_lines(tmp_path / "metrics.jsonl") if "spread" in str(line)]) == 3
-    )
+    assert len([line for line in lines if "spread" in str(line)]) == 3
 
     train = _read_events(tmp_path / "train")
     validation = _read_events(tmp_path / "validation")
-
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]
     assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])

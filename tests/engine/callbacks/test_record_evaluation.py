@@ -21,7 +21,7 @@ from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report, Writer
 
 
-class _Recorded:
+class _RecordedRun:
     """A run with a ledger; sets of the given names, if any, are recorded each for itself."""
 
     def __init__(self, folder: Path, *sets: str, chief: bool = True) -> None:
@@ -35,9 +35,7 @@ class _Recorded:
         self.run = Run(SimpleNamespace(), str(folder), chief)
 
     def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:
-        """Returns what is on record after an evaluation: step, checkpoint, metrics and seconds of
-        each.
-        """
+        """Returns step, checkpoint, metrics and seconds of each record after an evaluation."""
         self.run.evaluation = Evaluation(step, **evaluation)
         self.callback.evaluation_end(self.run, logs)
         return [
@@ -48,7 +46,7 @@ class _Recorded:
 
 def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
     logs = {"accuracy": tf.constant(0.5), "best_accuracy": 0.75}
-    recorded = _Recorded(tmp_path).evaluate(
+    recorded = _RecordedRun(tmp_path).evaluate(
         10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10")
     )
 
@@ -56,7 +54,7 @@ def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> None:
-    run = _Recorded(tmp_path, "dev", "test")
+    run = _RecordedRun(tmp_path, "dev", "test")
     logs = {"dev": {"loss": 1.0, "best_loss": 0.5}, "test": {"loss": 2.0}}
 
     recorded = run.evaluate(10, logs, sets=("dev",), seconds=9.0, seconds_of_sets={"dev": 3.0})
@@ -72,14 +70,13 @@ def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> No
 def test_new_evaluations_are_recorded_by_the_chief(
     tmp_path: Path, chief: bool, replayed: bool, recorded: list[Any]
 ) -> None:
-    assert (
-        _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, is_replayed=replayed)
-        == recorded
-    )
+    run = _RecordedRun(tmp_path, chief=chief)
+
+    assert run.evaluate(10, {"accuracy": 0.5}, is_replayed=replayed) == recorded
 
 
 def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
-    run = _Recorded(tmp_path)
+    run = _RecordedRun(tmp_path)
     for step in (10, 20):
         run.evaluate(step, {"accuracy": 0.5})
 
@@ -107,7 +104,7 @@ class _Reports(Writer):
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._sidecar = sidecar
-        self.recorded = list[set[int]]()
+        self.recorded: list[set[int]] = []
 
     def write(self, report: Report) -> None: ...
 

@@ -132,9 +132,7 @@ def _run(
     xla: bool = False,
     trainer_type: Any = Trainer,
 ) -> set[str]:
-    """Returns where branches were traced in training a model that `model` builds, and in an
-    evaluation.
-    """
+    """Returns where branches were traced in training and evaluating what `model` builds."""
     _BRANCHED.clear()
     config = dataclasses.replace(
         linear_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla)
@@ -159,10 +157,13 @@ def test_every_method_of_task_and_trainer_may_branch_on_tensors(
     model: Any, branched: str, devices: int, xla: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And so may a tf.Module and a layer of tf_keras."""
-    expected = _list_names(_Task) - {"build_metrics", "loss"} | _list_names(_Trainer) - {
-        "train_step"
+    expected = {
+        *(_list_names(_Task) - {"build_metrics", "loss"}),
+        *(_list_names(_Trainer) - {"train_step"}),
+        "trainer.train_step",
+        "metric",
+        branched,
     }
-    expected |= {"trainer.train_step", "metric", branched}
 
     assert _run(_Task, model, devices, xla=xla, trainer_type=_Trainer) == expected
     assert "step by step" not in caplog.text  # where eager code may branch anyhow

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
+from tests.builders import wait_until
 from trainer_kit.inputs.failed_read import has_failed_read
 
 D = tf.data.Dataset
@@ -46,14 +46,11 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
     last, make = READ_AHEAD[name]
     dataset = make(D.range(40).map(read, num_parallel_calls=4))
     iterator = iter(dataset)
-    until = time.monotonic() + 30
     for _ in range(last):
         next(iterator)
-    while (
-        not has_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix))
-        and time.monotonic() < until
-    ):
-        time.sleep(0.01)
+    wait_until(
+        lambda: has_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix)), seconds=30
+    )
 
     missing.write_text("")
     restored = iter(dataset)
@@ -68,15 +65,13 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
 
 
 def test_a_state_without_one_or_a_damaged_file_holds_none(tmp_path: Path) -> None:
-    iterator = iter(
-        D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4)
-    )
-
+    dataset = D.range(40).map(lambda number: number + 1, num_parallel_calls=4)
+    iterator = iter(dataset.batch(2).prefetch(4))
     next(iterator)
 
-    assert not has_failed_read(
-        tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
-    )
+    state = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
+
+    assert not has_failed_read(state)
 
     (tmp_path / "empty.data-00000-of-00001").touch()
 

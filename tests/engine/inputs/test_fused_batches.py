@@ -81,13 +81,11 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
 
     assert at_once.element_spec == one_by_one.element_spec
 
-    count = 12
     assert _unstack_batches(at_once, 4) == _unstack_batches(one_by_one, 4)
 
     if not [out for out in position.skipped_batches if out >= position.batch]:
         plain = [
-            [x.numpy().tolist(), y.numpy().tolist()]
-            for x, y in source.at(position.batch).take(count)
+            [x.numpy().tolist(), y.numpy().tolist()] for x, y in source.at(position.batch).take(12)
         ]
         assert [list(batch) for batch in _unstack_batches(at_once, 4)] == plain
 
@@ -102,9 +100,8 @@ def test_no_single_batch_is_prefetched_before_stacking() -> None:
     stacks = build_stacked_dataset_at(prefetched, Position(1), 4)
 
     assert _unstack_batches(stacks, 2) == _unstack_batches(plain, 2)[1:]
-    assert [get_transformation_kind(part) for part in iterate_transformations(stacks)].count(
-        "Prefetch"
-    ) == 1
+    kinds = [get_transformation_kind(part) for part in iterate_transformations(stacks)]
+    assert kinds.count("Prefetch") == 1
     assert stacks.options().deterministic is True
 
 

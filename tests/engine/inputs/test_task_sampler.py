@@ -57,7 +57,7 @@ def test_any_position_continues_the_same_draws(position: int) -> None:
 
 
 def test_another_seed_draws_other_tasks() -> None:
-    assert (
-        _draw_numbers(_create_sampler((1.0, 1.0), seed=1), 100)
-        != _draw_numbers(_create_sampler((1.0, 1.0), seed=2), 100)
-    ).any()
+    first = _draw_numbers(_create_sampler((1.0, 1.0), seed=1), 100)
+    second = _draw_numbers(_create_sampler((1.0, 1.0), seed=2), 100)
+
+    assert (first != second).any()

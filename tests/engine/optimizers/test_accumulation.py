@@ -37,13 +37,13 @@ def _create_variable(values: Any = (1.0, 1.0), dtype: str = "float32") -> keras.
 def _accumulate(
     optimizer: Any, weights: Any, parts: Sequence[tuple[float, Any]], way: str = "trainer_kit"
 ) -> Any:
-    """Gives a stand-in for the optimizer the gradient of each part, and updates; returns the
-    sums.
-    """
+    """Returns the sums after an update with the gradient of each part."""
     sums = GradientSums()
     for number, (share, gradient) in enumerate(parts):
+        if isinstance(gradient, list):
+            gradient = tf.constant(gradient)
         part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
-        WAYS[way](part, tf.constant(gradient) if isinstance(gradient, list) else gradient, weights)
+        WAYS[way](part, gradient, weights)
     sums.update()
     return sums
 
@@ -77,10 +77,9 @@ def test_sums_of_the_batch_before_are_replaced() -> None:
 
 def test_the_sum_is_clipped_and_not_its_parts() -> None:
     weights = _create_variable()
+    optimizer = create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5))
 
-    _accumulate(
-        create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5)), weights, PARTS
-    )
+    _accumulate(optimizer, weights, PARTS)
 
     np.testing.assert_allclose(weights.numpy(), [-1.0, -1.5])
 

@@ -17,9 +17,7 @@ from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 
 
 class Trial:
-    """One weight vector, trained by given gradients of one entry for each replica, before
-    scaling.
-    """
+    """A weight vector, trained by gradients of one entry for each replica, before scaling."""
 
     def __init__(self, strategy: Any, make_optimizer: Callable[[], Any]) -> None:
         self.strategy = strategy
@@ -48,7 +46,7 @@ class Trial:
 
 
 def repeat_row(row: list[float], count: int) -> np.ndarray:
-    """The gradient that sums to `row` over the replicas."""
+    """Returns the gradient that sums to `row` over the replicas."""
     return np.array([row] * count, np.float32) / count
 
 

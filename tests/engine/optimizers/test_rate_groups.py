@@ -33,7 +33,7 @@ PATHS = (
 
 
 def multiply_rates(config: OptimizationConfig, **factors: float) -> OptimizationConfig:
-    """The config with a multiplier for each variable whose path has the given name in it."""
+    """Returns the config with a multiplier for each variable whose path contains the name."""
     groups = [{"variables": name, "multiplier": factor} for name, factor in factors.items()]
     return config.replace(learning_rate_multipliers=groups)
 
@@ -45,10 +45,10 @@ def move_variables(
     steps: int = 5,
     compiled: bool | None = False,
 ) -> list[np.ndarray]:
-    """Variables of the given names, with equal values and gradients, after some steps in a
-    function.
+    """Returns variables of the given names, with equal values and gradients, after some steps.
 
-    `compiled` is None: without a function, which takes less time than a trace.
+    The steps are in a function. `compiled` is None: without one, which takes less time than a
+    trace.
     """
     variables = [keras.Variable(START, name=name) for name in names]
     optimizer = create_optimizer(
@@ -59,7 +59,9 @@ def move_variables(
     def step(gradient: tf.Tensor) -> None:
         apply_gradients(optimizer, [(gradient, variable) for variable in variables])
 
-    run = step if compiled is None else tf.function(step, jit_compile=compiled)
+    run = step
+    if compiled is not None:
+        run = tf.function(step, jit_compile=compiled)
     for gradient in GRADIENTS[:steps]:
         run(tf.constant(gradient))
 
@@ -77,13 +79,9 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
         layer_decay={"decay": 0.5, "layers": ["embedding", "block_1", "block_2"]},  # type: ignore[arg-type]
     )
 
-    assert [RateGroups.from_config(config).factor(path) for path in PATHS] == [
-        0.25,
-        0.5,
-        5.0,
-        2.0,
-        1.0,
-    ]
+    groups = RateGroups.from_config(config)
+
+    assert [groups.factor(path) for path in PATHS] == [0.25, 0.5, 5.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -117,9 +115,12 @@ def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
     """Those of SCALED also in float16 and compiled: compilation takes most of the time."""
     make = functools.partial(optimization, kind, **DECAY.get(kind, {"weight_decay": 0.2}))
     groups = multiply_rates(make(0.1), encoder=0.5, frozen=0.0)
-    half, full = (move_variables(make(rate), "encoder", compiled=None) for rate in (0.05, 0.1))
+    half = move_variables(make(0.05), "encoder", compiled=None)
+    full = move_variables(make(0.1), "encoder", compiled=None)
     expected = [*half, START, *full]
-    for dtype in (None, "float16") if kind in SCALED else (None,):
+    dtypes = (None, "float16") if kind in SCALED else (None,)
+
+    for dtype in dtypes:
         grouped = move_variables(
             groups, "encoder", "frozen", "head", dtype=dtype, compiled=dtype is not None
         )
@@ -132,9 +133,8 @@ def test_replicas_change_nothing() -> None:
     decayed = optimization("adamw", weight_decay_rate=0.1, epsilon=1e-3, global_clipnorm=0.3)
     config = multiply_rates(decayed, embeddings=0.1, bias=0.0)
 
-    on_one_replica, on_two_replicas = (
-        train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2)
-    )
+    on_one_replica = train(replicas(1), lambda: create_optimizer(config))
+    on_two_replicas = train(replicas(2), lambda: create_optimizer(config))
 
     for weight, wanted in zip(on_two_replicas, on_one_replica, strict=True):
         np.testing.assert_allclose(weight, wanted, atol=1e-6, rtol=1e-6)
@@ -142,9 +142,7 @@ def test_replicas_change_nothing() -> None:
 
 @pytest.fixture
 def registered_optimizer() -> Iterator[str]:
-    """The name of a user's optimizer that leaves weight decay to Keras, for all variables but the
-    biases.
-    """
+    """The name of a user's optimizer that leaves the decay of all but the biases to Keras."""
     with restore_registries(OptimizerConfig.registry):
 
         @tk.register_optimizer("decayed_by_keras")

@@ -18,9 +18,7 @@ from trainer_kit.optimizers.per_variable import variable_path
 
 
 def build_layers(library: Any) -> Any:
-    """A model with the variables dense/kernel, dense/bias, layer_norm/gamma and layer_norm/beta,
-    all ones.
-    """
+    """Returns a model of a dense layer and a layer normalization, whose variables are all ones."""
     layers = [
         library.layers.Dense(2, name="dense", kernel_initializer="ones", bias_initializer="ones"),
         library.layers.LayerNormalization(name="layer_norm", beta_initializer="ones"),
@@ -31,7 +29,7 @@ def build_layers(library: Any) -> Any:
 
 
 def find_decayed(optimizer: Any, model: Any) -> set[str]:
-    """Names of the variables, all ones, that a step with zero gradients changes."""
+    """Returns the names of the variables, all ones, that a step with zero gradients changes."""
     variables = model.trainable_variables
     apply_gradients(optimizer, [(tf.zeros_like(tf.convert_to_tensor(v)), v) for v in variables])
     changed = {
@@ -81,9 +79,9 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
         pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
 
-    assert find_decayed(create_optimizer(optimization(kind, **fields)), build_layers(library)) == {
-        "dense/kernel"
-    }
+    optimizer = create_optimizer(optimization(kind, **fields))
+
+    assert find_decayed(optimizer, build_layers(library)) == {"dense/kernel"}
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
@@ -100,27 +98,24 @@ def test_adamw_decays_what_the_patterns_say(rule: str, dtype: str, library: Any)
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_adafactor_decays_only_what_is_included(library: Any) -> None:
-    fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
-
-    assert find_decayed(
-        create_optimizer(optimization("adafactor", **fields)), build_layers(library)
-    ) == {"dense/kernel"}
-    assert (
-        len(
-            find_decayed(
-                create_optimizer(optimization("adafactor", weight_decay=0.5)), build_layers(library)
-            )
-        )
-        == 4
+    included = create_optimizer(
+        optimization("adafactor", weight_decay=0.5, include_in_weight_decay="kernel")
     )
+    everything = create_optimizer(optimization("adafactor", weight_decay=0.5))
+
+    assert find_decayed(included, build_layers(library)) == {"dense/kernel"}
+    assert len(find_decayed(everything, build_layers(library))) == 4
 
 
 @pytest.mark.parametrize("kind", [*DECAYING, "adafactor"])
 def test_without_weight_decay_zero_gradients_change_nothing(kind: str) -> None:
-    fields = {"weight_decay": None, "adam_weight_decay": 0.0} if kind == "muon" else {}
-    assert (
-        find_decayed(create_optimizer(optimization(kind, **fields)), build_layers(keras)) == set()
-    )
+    fields: dict[str, Any] = {}
+    if kind == "muon":
+        fields = {"weight_decay": None, "adam_weight_decay": 0.0}
+
+    optimizer = create_optimizer(optimization(kind, **fields))
+
+    assert find_decayed(optimizer, build_layers(keras)) == set()
 
 
 def test_muon_decays_what_adam_updates_by_a_rate_of_its_own() -> None:

@@ -22,9 +22,7 @@ def _create_source(**params: Any) -> ArraySource:
 
 
 def _build_shuffled(**_: Any) -> tf.data.Dataset:
-    """An endless dataset that draws a new order in each pass, and other batches when it is read
-    again.
-    """
+    """Returns an endless dataset with another order in each pass and at each reading."""
     return tf.data.Dataset.range(11).shuffle(11, seed=3).repeat().batch(2, drop_remainder=True)
 
 
@@ -34,7 +32,8 @@ def test_each_pass_has_the_same_batches_from_any_position(
     make: Callable[[], Any], position: int
 ) -> None:
     data = make()
-    first = read_batches(data.at(0) if isinstance(data, ArraySource) else make(), BATCHES)
+    dataset = data.at(0) if isinstance(data, ArraySource) else make()
+    first = read_batches(dataset, BATCHES)
     read = read_batches(FirstBatches(data, BATCHES, True).at(position), 2 * BATCHES)
 
     assert read == [first[place % BATCHES] for place in range(position, position + 2 * BATCHES)]

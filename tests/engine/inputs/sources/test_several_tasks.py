@@ -97,11 +97,9 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
     )
     numbers = [int(number) for number, _ in elements]
 
-    assert (
-        numbers[::2]
-        == numbers[1::2]
-        == [int(task_number) for task_number in SAMPLER.draw_tasks(5).take(6)]
-    )
+    expected = [int(number) for number in SAMPLER.draw_tasks(5).take(6)]
+    assert numbers[::2] == expected
+    assert numbers[1::2] == expected
     # Half of a batch.
     assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {1}
 

@@ -85,15 +85,13 @@ def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> No
     good = write_records(tmp_path / "good", [b"x"])
     path = write_records(tmp_path / "a", RECORDS)
 
-    _spoil(path, _compute_offset(2) + place if place > 0 else _compute_offset(3) + place)
+    offset = _compute_offset(2) if place > 0 else _compute_offset(3)
+    _spoil(path, offset + place)
+
     files = RecordFiles([good, path])
 
-    assert files.read_records(np.array([5, 4, 0, 1])).tolist() == [
-        RECORDS[4],
-        RECORDS[3],
-        b"x",
-        RECORDS[0],
-    ]
+    whole_records = files.read_records(np.array([5, 4, 0, 1])).tolist()
+    assert whole_records == [RECORDS[4], RECORDS[3], b"x", RECORDS[0]]
 
     with pytest.raises(
         DataError, match=rf"^{path}: the record at offset {_compute_offset(2)} is damaged"

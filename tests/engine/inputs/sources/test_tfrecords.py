@@ -108,13 +108,8 @@ def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
 def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
     assert int(_create_source(pattern, validation_data()).at(2).cardinality()) == 4
 
-    stream = list(
-        itertools.chain(
-            *read_batches(
-                _create_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES
-            )
-        )
-    )
+    blocks = _create_source(pattern, training_data(batch=1, block_length=5))
+    stream = list(itertools.chain(*read_batches(blocks.at(0), EXAMPLES)))
     assert sorted(stream) == list(range(EXAMPLES)) != stream
     assert stream[stream.index(5) : stream.index(5) + 5] == [5, 6, 7, 8, 9]
 
