@@ -41,9 +41,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def _compute_linear_sam(
     weights: list[np.ndarray], x: np.ndarray, y: np.ndarray
 ) -> list[np.ndarray]:
-    """Returns kernel [2, 1] and bias [1] of a logistic regression after a step of SAM, in
-    float64.
-    """
+    """Returns kernel and bias of a logistic regression after a step of SAM, in float64."""
 
     def gradients(kernel: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
         error = (1 / (1 + np.exp(-(x @ kernel + bias))) - y[:, None]) / len(x)

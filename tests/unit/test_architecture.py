@@ -266,9 +266,7 @@ class A:
 
 
 def find_heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
-    """Returns the heavy libraries that a fresh process in `folder` has loaded after it has imported
-    each group.
-    """
+    """Returns the heavy libraries that a new process in `folder` has loaded after each group."""
     code = (
         f"import importlib, sys\nfor group in {[sorted(group) for group in groups]}:\n"
         "    [importlib.import_module(module) for module in group]\n    print(*sys.modules)"
@@ -279,9 +277,7 @@ def find_heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
 
 
 def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
-    """And so do config and the modules that register the experiments. The unit tests import no
-    TensorFlow at least.
-    """
+    """And so do config and the experiments' modules. Unit tests import no TensorFlow."""
     modules = [file.module for file in read_source_files("trainer_kit")]
     light = [m for m in modules if house.get_floor(m) in house.LIGHT_FLOORS]
     doors = [

@@ -244,9 +244,7 @@ def test_a_folder_in_the_place_of_a_file_of_lines_is_told(tmp_path: Path) -> Non
 
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
-    """The names of the files and folders that were flushed to disk, with the files' contents at
-    that moment.
-    """
+    """The files and folders that were flushed to disk, with the contents at that moment."""
     syncs: list[tuple[str, bytes | None]] = []
 
     def sync(descriptor: int) -> None:

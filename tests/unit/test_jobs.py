@@ -46,9 +46,7 @@ time.sleep(60)
 
 
 def _check_command(command: list[str]) -> None:
-    """Checks that a command of a job is one that trainer_kit takes, with the placeholders of the
-    files.
-    """
+    """Checks that trainer_kit takes a command of a job, with the placeholders of the files."""
     assert command[:3] == ["python", "-m", "trainer_kit.train"]
     values = parse_flags(command[2:])
     assert values.mode in MODES
@@ -132,9 +130,7 @@ def test_the_jobs_run_a_trainer_and_its_sidecar(jobs: list[dict[str, Any]]) -> N
 
 
 class Cluster:
-    """A folder with stand-ins: srun runs its command, python runs a trainer, scontrol writes what
-    it was told.
-    """
+    """A folder with stand-ins for srun, python and scontrol, which writes what it was told."""
 
     def __init__(self, folder: Path, trainer: str) -> None:
         self._folder = folder

@@ -443,9 +443,7 @@ def test_what_cannot_be_resumed_exactly_is_named(
 
 
 def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> None:
-    """The reason for the rule about what is between shuffle and repeat; once this fails, TensorFlow
-    has mended it.
-    """
+    """The reason for the rule about shuffle and repeat. This fails if TensorFlow mends it."""
     make: Make = lambda _: D.range(25).shuffle(9, seed=1).batch(4).repeat()  # noqa: E731
     cut = 14  # two passes of 7 batches
     options = tf.data.Options()

@@ -138,9 +138,7 @@ WARMED_UP = [
 
 
 def build_schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
-    """Returns the config of a case of SECTIONS, with more fields of the section, and of a case of
-    WARMUPS.
-    """
+    """Returns the config of a case of SECTIONS, with more fields, and of a case of WARMUPS."""
     kind = case.split()[0]
     rate = {"type": kind, kind: {**SECTIONS[case], **fields}}
     return OptimizationConfig(optimizer={"type": "sgd"}, learning_rate=rate, warmup=WARMUPS[warmup])  # type: ignore[arg-type]

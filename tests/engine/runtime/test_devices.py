@@ -125,9 +125,7 @@ os._exit(0)  # servers in the process of the chief do not end by themselves
 
 
 def run_program(code: str, *arguments: str) -> None:
-    """In a process that has imported TensorFlow and not used it, on a machine with nothing that is
-    special.
-    """
+    """In a process that has not used TensorFlow, on a machine with nothing special."""
     for name in list(os.environ):
         if name.startswith(("TPU_", "TF_", "COLAB_TPU")):
             del os.environ[name]

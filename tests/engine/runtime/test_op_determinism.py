@@ -16,9 +16,7 @@ def _ask_in_graph() -> bool:
 
 
 def enable() -> None:
-    """In a process that has asked before: the answer is not remembered. The seed makes the
-    process's generators.
-    """
+    """The answer is not remembered. The seed makes the process's generators."""
     assert not is_op_determinism_enabled()
     assert not _ask_in_graph()
     tf.random.set_seed(3)

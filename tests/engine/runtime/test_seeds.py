@@ -17,9 +17,7 @@ from trainer_kit.runtime.determinism import seed_everything
 
 
 def run(library: ModuleType, seed: int) -> str:
-    """Trains a model with dropout on shuffled data for 10 steps; returns a checksum of its
-    weights.
-    """
+    """Returns a checksum of the weights of a model with dropout, trained on shuffled data."""
     seed_everything(seed)
     layers = library.layers
     model = library.Sequential(

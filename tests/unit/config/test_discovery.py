@@ -61,9 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def write(here: Path) -> Write:
-    """Writes a file: a module that registers an experiment, whose train_steps tell where it is
-    from, or other text.
-    """
+    """Writes a module that registers an experiment, whose train_steps tell its place, or text."""
 
     def write(path: str, name: str = "", steps: int = 1, text: str = _MODULE) -> None:
         (here / path).parent.mkdir(parents=True, exist_ok=True)
@@ -75,9 +73,7 @@ def write(here: Path) -> Write:
 
 @pytest.fixture
 def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs what a wheel would: a distribution with an entry point, beside its module of
-    site/.
-    """
+    """Installs what a wheel would: a distribution with an entry point, beside its module."""
 
     def install(
         module: str, point: str, target: str, group: str = discovery.EXPERIMENT_ENTRY_POINT_GROUP

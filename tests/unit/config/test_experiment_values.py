@@ -19,9 +19,7 @@ class _Inner(Config):
 
 @configclass
 class _Own(TaskConfig):
-    """A task whose class has its own data, and a section of a class that cannot be made without a
-    value.
-    """
+    """A task whose class has its own data, and a section that needs a value."""
 
     train_data: DataConfig = DataConfig(global_batch_size=16)
     model: _Inner = _Inner(depth=5)

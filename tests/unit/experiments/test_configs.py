@@ -38,17 +38,13 @@ def _read_comment(path: Path) -> str:
 
 
 def _find_commands(text: str) -> list[list[tuple[str, str]]]:
-    """Returns the flags of each training command in `text`, whose lines may be continued by a
-    backslash.
-    """
+    """Returns the flags of each training command in `text`, which may have continued lines."""
     commands = COMMAND.findall(text.replace("\\\n", " "))
     return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in commands]  # type: ignore[misc]
 
 
 def _resolve_flags(flags: list[tuple[str, str]]) -> ResolvedConfig:
-    """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir
-    has to be given.
-    """
+    """Resolves the config of a command, which needs a mode, an experiment and a model_dir."""
     values = dict(flags)
     assert values.pop("--mode") in MODES
     assert values.pop("--model_dir").startswith("runs/")

@@ -19,9 +19,7 @@ class Clock:
 
 
 def start_pacer(*windows: float) -> tuple[Pacer, Connection, Clock]:
-    """Returns a Pacer that is ready and in the first of the windows, its other end, and its
-    clock.
-    """
+    """Returns a Pacer in the first of the windows, its other end, and its clock."""
     connection, theirs = Pipe()
     clock = Clock()
     pacer = Pacer(theirs, clock=clock)

@@ -25,9 +25,7 @@ def recorded_elsewhere():
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run that was started in the folder of its module; the test works in another
-    one.
-    """
+    """The folder of a run that was started in the folder of its module, unlike the test."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "params.yaml").write_text("{}")

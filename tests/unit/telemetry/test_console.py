@@ -84,9 +84,7 @@ def run_on_terminal(command: list[str], columns: int = 100, **environment: str) 
 
 
 def screen(written: str) -> list[str]:
-    """What is to be seen after `written`: a terminal that knows lines, cursor up and erasing a
-    line.
-    """
+    """Returns what a terminal shows after `written`: lines, cursor up and erasing a line."""
     rows = [""]
     row = 0
     column = 0

@@ -326,9 +326,7 @@ OLD = [
 
 
 def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
-    """Writes what earlier versions wrote: marks in place, evaluations twice. The metric tells the
-    line's place.
-    """
+    """Writes what earlier versions wrote. The metric of a line is its place."""
     with open(path, "w") as stream:
         for number, (kind, step) in enumerate(lines):
             metrics = {} if kind == RESUME else {"metrics": {"number": number}}

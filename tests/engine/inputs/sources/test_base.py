@@ -66,9 +66,7 @@ class _Recorded:
 
 
 class _RecordingTask(LinearTask):
-    """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and
-    learn nothing.
-    """
+    """Keeps (section, position, replicas) of what the Trainer asks for, and learns nothing."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

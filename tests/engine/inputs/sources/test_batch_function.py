@@ -191,9 +191,7 @@ def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pa
 
 @pytest.mark.parametrize("params", [PARAMS, ONE_PASS])
 def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) -> None:
-    """Each worker serves two: on any other number the examples, and with them their seeds, are
-    shared alike.
-    """
+    """Each worker serves two: any other number of replicas shares examples and seeds alike."""
     contexts = [input_context(4, 2, pipeline) for pipeline in range(2)]
     source = _create_source(_return_with_seed, params)
     joined = [_read_seeds(source, 8, 1, context) for context in contexts]

@@ -43,9 +43,7 @@ _DELTA = st.sampled_from([0.0, 0.25, 0.5])
 
 
 def _select_slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
-    """What is kept, by the rule told evaluation by evaluation: places, of which the worst is given
-    up.
-    """
+    """Returns what is kept, by the rule applied evaluation by evaluation."""
     places: dict[int, float] = {}
     for step, value in enumerate(values, 1):
         if not math.isfinite(value):
