@@ -26,9 +26,7 @@ from trainer_kit.training.loops.intervals import Epochs
 
 
 class _Counter(BaseTrainer):
-    """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else
-    1.
-    """
+    """Counts steps. Its data ends after `examples`, and `losses` has the losses that are not 1."""
 
     def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
         self.global_step = tf.Variable(0, dtype=tf.int64)
@@ -115,9 +113,7 @@ def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
 
 def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> None:
     class Timed(_Counter):
-        """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action
-        half of one.
-        """
+        """A step takes a second (a quarter of it waiting), an evaluation ten, an action half one."""
 
         now = 0.0
         input_seconds = 0.0

@@ -105,9 +105,7 @@ def finished_run(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def without_best(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run
-    of ours has left.
-    """
+    """A folder in which the last checkpoint is fine-tuned, without a best, beside other files."""
     folder = tmp_path_factory.mktemp("remove_best_values")
     foreign = folder / FOREIGN
     foreign.parent.mkdir()

@@ -14,9 +14,7 @@ from trainer_kit.training.base_trainer import BaseTrainer, CustomParts
 
 
 class _Trainer(BaseTrainer):
-    """Is at a step, has evaluated seven batches, and notes in `done` that its weights were put
-    back.
-    """
+    """Is at a step, has evaluated seven batches, and notes that its weights were put back."""
 
     custom_parts = CustomParts()
 

@@ -111,9 +111,7 @@ def evaluated_run(once_evaluated: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluator() -> Trainer:
-    """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation
-    restores its own.
-    """
+    """Evaluates any checkpoint of _EVALUATED in mode eval. It is traced once."""
     return create_trainer(_EVALUATED, LinearTask(_EVALUATED.task), train=False)
 
 
@@ -546,9 +544,7 @@ def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_pa
 
 
 class _FailsAtTheEnd(Callback):
-    """Saves with each evaluation what callbacks have seen of it, and lets the run fail after the
-    last one.
-    """
+    """Saves what callbacks have seen of each evaluation, and fails after the last one."""
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         run.save(overwrite=True)
@@ -658,9 +654,7 @@ def test_data_that_ends_too_early_is_a_data_error_after_saving(
 
 
 def _stop(caplog: pytest.LogCaptureFixture) -> None:
-    """Sends SIGTERM to this process, and returns when the thread that hears of it has asked the run
-    to stop.
-    """
+    """Sends SIGTERM to this process, and waits until the run has been asked to stop."""
     os.kill(os.getpid(), signal.SIGTERM)
     deadline = time.monotonic() + 30
     while "SIGTERM: stopping" not in caplog.text and time.monotonic() < deadline:

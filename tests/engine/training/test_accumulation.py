@@ -103,9 +103,7 @@ def _read_state(trainer: Trainer) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def two_layers() -> _TrainingResult:
-    """Whole batches of 32 on one replica, with two layers and an optimizer that does much for an
-    update.
-    """
+    """Whole batches on one replica, with two layers and an optimizer that does much."""
     return _train(_create_trainer(TinyTask, optimizer_config=OPTIMIZATION))
 
 
@@ -169,9 +167,7 @@ def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -
 
 
 class _Keras(LinearTask):
-    """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and
-    logs.
-    """
+    """Applies gradients by Keras' methods, and returns its own kind of loss and logs."""
 
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None

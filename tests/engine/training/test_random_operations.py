@@ -15,9 +15,7 @@ from trainer_kit import configclass, launch, register_task
 
 
 class Noise(keras.layers.Layer):  # type: ignore[misc]
-    """Drops features, and adds noise on the first replica only, which so draws more often than the
-    other.
-    """
+    """Drops features, and adds noise on the first replica only, which so draws more often."""
 
     def call(self, inputs: Any) -> Any:
         dropped = tf.nn.dropout(inputs, 0.3)

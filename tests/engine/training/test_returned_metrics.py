@@ -22,9 +22,7 @@ STEPS = 4  # of 8 examples each
 
 
 class _Sums(LinearTask):
-    """Returns the same metric in training and evaluation: the sum of labels, which no mean of
-    batches is.
-    """
+    """Returns the sum of labels in training and evaluation, which no mean of batches is."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -24,9 +24,7 @@ MEAN = {"type": "keras", "keras": {"metric": "Mean", "args": {"name": "mean_top"
 
 
 class ExposingTask(LinearTask):
-    """Exposes a tensor of the model, a scalar and a text of the loss, and the labels of a training
-    step.
-    """
+    """Exposes a tensor of the model, a scalar and a text of the loss, and labels of training."""
 
     def build_model(self) -> keras.Model:
         model = super().build_model()

@@ -39,9 +39,7 @@ class _PipelineTask(LinearTask):
 
 
 def _create_inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
-    """Returns inputs of a task, and the task; validation sets of the given names have batches of
-    the given sizes.
-    """
+    """Returns inputs of a task, and the task, with validation sets of these batch sizes."""
     config: ExperimentConfig = linear_experiment().replace(
         task={"train_data": {"global_batch_size": 6}}
     )

@@ -54,9 +54,7 @@ class _Reached:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[int, _Reached]:
-    """Steps -> where a trainer of the tiny experiment on one device is after so many, to compare
-    others with.
-    """
+    """Steps -> where a trainer of the tiny experiment is after them, to compare others with."""
     trainer = _create_trainer()
     reached = {}
     before = 0
@@ -348,9 +346,7 @@ def test_logs_passed_through_stay_on_the_host_and_the_models_win(
 
 
 class _HookedTrainer(Trainer):
-    """Feeds the model with zeros, and notes when loops begin and whether the data was open by
-    then.
-    """
+    """Feeds the model with zeros, and notes when loops begin and whether the data was open."""
 
     begun: tuple[bool, ...] = ()
 

@@ -16,9 +16,7 @@ from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, crea
 def _create_sets(
     own: dict[str, ValidationSetConfig] | None = None, **elements: int
 ) -> ValidationSets:
-    """Returns sets of so many elements each, whose data is made; "single" is the set without a
-    name.
-    """
+    """Returns sets of so many elements each; "single" is the set without a name."""
     names = {name.removeprefix("single"): count for name, count in elements.items()}
     feeds = {name: _create_feed(name, count) for name, count in names.items()}
     return create_validation_sets(feeds, SimpleNamespace(validation_sets=own or {}))

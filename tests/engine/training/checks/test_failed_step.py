@@ -214,9 +214,7 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
 def test_a_read_that_failed_ahead_of_a_save_is_done_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The iterator's state at step 10 holds the stack of batches 10 to 14, which could not be
-    read.
-    """
+    """The iterator's state at step 10 contains the batches 10 to 14, which could not be read."""
 
     class Plain(_FaultyTask):
         def build_inputs(self, params: Any, input_context: Any = None) -> Any:

@@ -10,9 +10,7 @@ from trainer_kit.training.loops.train_loop import SegmentedLoop
 
 
 class _Loop:
-    """Takes numbers from an iterator and sums them up; ends early when it has come to `stop`. Waits
-    1 s for each.
-    """
+    """Sums numbers of an iterator until it has come to `stop`, and waits 1 s for each."""
 
     def __init__(self, stop: int = 10**9) -> None:
         self.calls: list[tuple[int, bool]] = []
