@@ -113,7 +113,7 @@ def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
 
 def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> None:
     class Timed(_Counter):
-        """A step takes a second (a quarter of it waiting), an evaluation ten, an action half one."""
+        """A step takes a second (a quarter is waiting), an evaluation ten, an action half one."""
 
         now = 0.0
         input_seconds = 0.0
