@@ -66,7 +66,7 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, options: 
 
 
 def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> None:
-    function = SetByFunction("learning_rate", f"{__name__}:halved", every=4)
+    function = SetByFunction("learning_rate", f"{__name__}:halve_rate", every=4)
     _train_weights(
         tmp_path,
         CONSTANT,
@@ -97,7 +97,7 @@ def test_a_list_that_is_none_is_refused(steps: Any) -> None:
             1,
             r"there is no module 'no_such_module'.*write function as module:name",
         ),
-        (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halved"),
+        (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halve_rate"),
         (":sqrt", 1, "write it as module:name"),
         (0.5, 1, "0.5 is not a function"),
         (halve_rate, None, "every is None"),
