@@ -1,4 +1,4 @@
-"""What tests build before they act: configs, data, records, strategies, reports and the folders of runs.
+"""What tests build before they act: configs, registries, data, strategies, reports, processes.
 
 TensorFlow is imported inside the functions that need it: tests/unit uses the others, and works
 without TensorFlow. `tests/engine/linear_task.py` has the small task and its experiment.
@@ -91,7 +91,8 @@ def remove_user_entries(*registries: Registry[Any]) -> None:
 
 @functools.cache
 def replicas(count: int) -> Any:
-    """Returns a strategy over some of the four logical CPUs of the process: the default one for one of them.
+    """Returns a strategy over some of the four logical CPUs of the process: the default one for one
+    of them.
 
     The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a
     process. All tests of a process share the strategy. A test that gives it options of the input,
@@ -174,6 +175,7 @@ def write_records(path: Path, records: Iterable[bytes], compression: str = "") -
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for record in records:
             writer.write(record)
+
     return str(path)
 
 
@@ -186,16 +188,17 @@ def report(step: int = 1, kind: str = "train", **values: Any) -> Report:
     for name, value in values.items():
         group = fields if name in Report.__dataclass_fields__ else fields["metrics"]
         group[name] = value
+
     return Report(**fields)
 
 
 def curve(path: Path, name: str, kind: str | None = None) -> list[tuple[int, float]]:
-    """Returns (step, value) of a metric, or of a rate such as steps_per_second, in each report of a history."""
+    """Returns (step, value) of a metric or a rate in each report of a history."""
     named = [(record, {**record, **record["metrics"]}) for record in read_active_history(path)]
     return [
-        (one["step"], values[name])
-        for one, values in named
-        if values.get(name) is not None and kind in (None, one["kind"])
+        (record["step"], values[name])
+        for record, values in named
+        if values.get(name) is not None and kind in (None, record["kind"])
     ]
 
 
@@ -241,6 +244,7 @@ def free_hosts(count: int) -> list[str]:
     hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
     for server in servers:
         server.close()
+
     return hosts
 
 

@@ -59,33 +59,39 @@ def sample_experiment(learning_rate: float = 0.1, steps: int = 100) -> Experimen
     return ExperimentConfig(task=SampleTaskConfig(), trainer=trainer)
 
 
-def nested(path: str, value: Any) -> dict[str, Any]:
+def nest_value(path: str, value: Any) -> dict[str, Any]:
     """Returns `value` at a dotted path: {"a": {"b": 1}} for "a.b" and 1."""
     for part in reversed(path.split(".")):
         value = {part: value}
     return value
 
 
-def overridden(setting: str, config: ExperimentConfig | None = None) -> ExperimentConfig:
+def override_setting(setting: str, config: ExperimentConfig | None = None) -> ExperimentConfig:
     """Returns the sample experiment, or `config`, with one --params_override."""
     return apply_layers(config or sample_experiment(), [read_params_override(setting)]).config
 
 
-def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> ResolvedConfig:
+def apply_values(config: ExperimentConfig, *layers: dict[str, Any]) -> ResolvedConfig:
     """Returns `config` with layers of values, whose origins are "layer 0", "layer 1" and so on."""
     sources = []
     for number, values in enumerate(layers):
         sources.append(ConfigLayer(values, dict.fromkeys(values, f"layer {number}")))
+
     return apply_layers(config, sources)
 
 
-def refused(build: Callable[..., object], *arguments: Any, **named: Any) -> dict[str, Mistake]:
+def collect_mistakes(
+    build: Callable[..., object], *arguments: Any, **named: Any
+) -> dict[str, Mistake]:
     """Returns the mistakes with which `build` refuses its arguments, by their paths."""
     with pytest.raises(ConfigError) as error:
         build(*arguments, **named)
     mistakes = {mistake.path: mistake for mistake in error.value.mistakes}
     assert len(mistakes) == len(error.value.mistakes), error.value
     return mistakes
+
+
+# The name that tests/process uses.
 
 
 def wrong_fields(config_class: type[Config], values: dict[str, Any]) -> list[str]:

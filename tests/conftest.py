@@ -16,17 +16,15 @@ from typing import Any
 import pytest
 
 _TESTS = Path(__file__).parent
-_IN_MEMORY, _ROOM = (
-    "/dev/shm",
-    4 * 2**30,
-)  # a file system in memory, and the free bytes that all tests need of it
-_COLLECTED = (
-    1.0  # seconds until a garbage collection has deleted the other references to what it finds
-)
+# A file system in memory, and the free bytes that all tests need of it.
+_IN_MEMORY = "/dev/shm"
+_NEEDED_BYTES = 4 * 2**30
+# After so many seconds a garbage collection has deleted the other references to what it finds.
+_COLLECTION_SECONDS = 1.0
 
 # Runs wait for the disk at each fsync, some hundred thousand times in all tests; pytest names the
 # variable.
-if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM:
+if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _NEEDED_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _IN_MEMORY)
 
 # To compile a training step with XLA takes a third less time without LLVM's optimizations, which no
@@ -45,12 +43,15 @@ logging.getLogger("tensorflow").addFilter(lambda record: record.funcName != "__d
 
 
 def pytest_collectstart() -> None:
-    """Switches garbage collection off while test modules import TensorFlow, which stays for the whole session."""
+    """Switches garbage collection off while test modules import TensorFlow, which stays."""
     gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first, so that short ones fill up both workers at the end: a file stays with one worker."""
+    """Puts long files first, so that short ones fill up both workers at the end.
+
+    A file stays with one worker.
+    """
     order = [
         _TESTS / "process" / "end_to_end",
         _TESTS / "process",
@@ -70,7 +71,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Splits the CPU, after test modules are imported and before a test runs; nothing to do without TensorFlow."""
+    """Splits the CPU after test modules are imported and before a test runs.
+
+    There is nothing to do without TensorFlow.
+    """
     del session
     gc.freeze()
     gc.enable()
@@ -87,8 +91,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         )
     except RuntimeError as error:
         raise pytest.UsageError(
-            "a test module uses TensorFlow when it is imported, such as in a parametrization, so that the CPU cannot "
-            "be split any more; make datasets and tensors in functions"
+            "a test module uses TensorFlow when it is imported, such as in a parametrization, so"
+            " that the CPU cannot be split any more; make datasets and tensors in functions"
         ) from error
 
 
@@ -98,32 +102,38 @@ def _delete_iterators_in_threads() -> None:
     trainer_kit.inputs.dataset_iterator says what they wait for, and does the same to the iterators
     of a run. These are of tests, and of the programs of others that tests run.
     """
-    for module, name, resources in (
-        ("iterator_ops", "OwnedIterator", ["_iterator_resource"]),
+    for module, name, resource in (
+        ("iterator_ops", "OwnedIterator", "_iterator_resource"),
         (
             "multi_device_iterator_ops",
             "OwnedMultiDeviceIterator",
-            ["_multi_device_iterator_resource"],
+            "_multi_device_iterator_resource",
         ),
     ):
-        kind = getattr(sys.modules[f"tensorflow.python.data.ops.{module}"], name)
+        iterator_class = getattr(sys.modules[f"tensorflow.python.data.ops.{module}"], name)
 
-        def delete(iterator: Any, names: list[str] = resources) -> None:
+        def delete(iterator: Any, resource: str = resource) -> None:
             if not sys.is_finalizing():
                 last_references = [
-                    iterator.__dict__.pop(one, None) for one in [*names, "_components"]
+                    iterator.__dict__.pop(resource, None),
+                    iterator.__dict__.pop("_components", None),
                 ]
-                threading.Timer(_COLLECTED, last_references.clear).start()
+                threading.Timer(_COLLECTION_SECONDS, last_references.clear).start()
 
-        kind.__del__ = delete
+        iterator_class.__del__ = delete
 
 
 @pytest.fixture(autouse=True)
 def own_log_level() -> Iterator[None]:
-    """Sets the level of our logger back, which the command line raises: later tests count their own warnings."""
+    """Sets the level of our logger back, which the command line raises.
+
+    Later tests count their own warnings.
+    """
     logger = logging.getLogger("trainer_kit")
     level = logger.level
+
     yield
+
     logger.setLevel(level)
 
 

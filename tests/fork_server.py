@@ -1,4 +1,4 @@
-"""A process that has imported TensorFlow and forks a child for each run, so that a run starts in 0.1 s instead of 8.
+"""A process that has imported TensorFlow and forks a child for each run, which starts in 0.1 s.
 
 It is the standard library's fork server. No op may run before the fork: TensorFlow starts its
 threads with the first op, and a child would not have them.
@@ -57,7 +57,9 @@ class Child:
     """
 
     def __init__(self, process: Any, output: str) -> None:
-        self._process, self._output, self._begin = process, output, time.monotonic()
+        self._process = process
+        self._output = output
+        self._begin = time.monotonic()
         self.pid = int(process.pid)
 
     @property
@@ -92,13 +94,15 @@ class Child:
         connection.wait([self._process.sentinel], timeout)
         if self.alive:
             raise TimeoutError(
-                f"process {self.pid} has not ended within {timeout:g} s; it has written:\n{self.text}"
+                f"process {self.pid} has not ended within {timeout:g} s; it has written:\n"
+                f"{self.text}"
             )
         return Ended(self._process.exitcode, self.text, time.monotonic() - self._begin)
 
 
 class ForkServer:
-    """Starts runs; at the end of the `with` block, those that still run are killed. The server ends with this process.
+    """Starts runs; at the end of the `with` block, those that still run are killed. The server ends
+    with this process.
 
     Args:
       preload: Modules that the server imports in addition to TensorFlow, Keras and trainer_kit, if
@@ -111,7 +115,8 @@ class ForkServer:
     _runs: ClassVar[bool] = False  # whether the server was started here
 
     def __init__(self, preload: Sequence[str] = (), *, needs: Sequence[str] = ()) -> None:
-        self._preload, self._needs = [_PRELOADED, *preload], needs
+        self._preload = [_PRELOADED, *preload]
+        self._needs = needs
         self._children: list[Child] = []
         self._numbers = itertools.count()
         self._open = contextlib.ExitStack()
@@ -189,7 +194,11 @@ class ForkServer:
 
 
 def train(*arguments: str) -> None:
-    """Does what `python -m trainer_kit.train ARGUMENTS` does, in this process; raises SystemExit with its exit code."""
+    """Does what `python -m trainer_kit.train ARGUMENTS` does, in this process.
+
+    Raises:
+      SystemExit: with the exit code of the command.
+    """
     sys.argv = ["trainer_kit.train", *arguments]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
@@ -208,12 +217,13 @@ def _run(
     if folder is not None:
         os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    chosen = train if isinstance(function, str) else function
-    chosen(*arguments)
+    if isinstance(function, str):
+        function = train
+    function(*arguments)
 
 
 def _end_server(context: Any) -> None:
-    """Ends the fork server of this process; multiprocessing sees its end, and starts another for the next child."""
+    """Ends the fork server of this process; multiprocessing starts another for the next child."""
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_tell_parent, args=(there,))
     child.start()
@@ -221,9 +231,8 @@ def _end_server(context: Any) -> None:
     server = here.recv()
     child.join()
     os.kill(server, signal.SIGTERM)
-    os.waitid(
-        os.P_PID, server, os.WEXITED | os.WNOWAIT
-    )  # multiprocessing itself asks for the exit code
+    # Multiprocessing itself asks for the exit code.
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
 def _tell_parent(pipe: Any) -> None:

@@ -20,11 +20,12 @@ for _path, _, _field in _ROW.findall((ROOT / "docs/reference/run_directory.md").
 
 
 def matches(row: str, path: str) -> bool:
-    """Whether `path`, relative to model_dir, is the file of a row of the table or lies in its folder."""
+    """Whether `path`, relative to model_dir, is the file of a row or lies in its folder."""
     parts = [re.escape(part) for part in re.split(r"<\w+>", row)]
-    return (
-        re.fullmatch(r"[^/]+".join(parts) + (".*" if row.endswith("/") else ""), path) is not None
-    )
+    pattern = r"[^/]+".join(parts)
+    if row.endswith("/"):
+        pattern += ".*"
+    return re.fullmatch(pattern, path) is not None
 
 
 def is_in_table(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tiny task with a model of one layer: what is traced takes nearly all the time of a short run."""
+"""The tiny task with a model of one layer, since a short run spends its time on traces."""
 
 from __future__ import annotations
 

@@ -40,8 +40,10 @@ def test_the_exit_codes_are_an_interface() -> None:
 def test_a_config_error_comes_back_from_a_process_pool() -> None:
     with pytest.raises(ConfigError) as raised:
         TrainerConfig(train_steps="many")
+
     again = pickle.loads(pickle.dumps(raised.value))
-    assert isinstance(again, ConfigError) and str(again) == str(raised.value)
+    assert isinstance(again, ConfigError)
+    assert str(again) == str(raised.value)
 
 
 def test_every_exit_code_is_explained() -> None:
@@ -51,18 +53,20 @@ def test_every_exit_code_is_explained() -> None:
 
 def test_every_exception_has_the_exit_code_of_its_kind() -> None:
     classes = [
-        found
-        for found in vars(errors).values()
-        if isinstance(found, type) and issubclass(found, TrainerKitError)
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, TrainerKitError)
     ]
     codes = {
-        found.__name__: found.exit_code
-        for found in classes
-        if found not in (TrainerKitError, ConfigError)
+        error_class.__name__: error_class.exit_code
+        for error_class in classes
+        if error_class not in (TrainerKitError, ConfigError)
     }
+
     assert len(codes) >= 8
     assert len(set(codes.values())) == len(codes)
-    assert ExitCode.DONE not in codes.values() and ExitCode.BUG not in codes.values()
+    assert ExitCode.DONE not in codes.values()
+    assert ExitCode.BUG not in codes.values()
     assert ConfigError.exit_code == ExitCode.USAGE
 
 
@@ -83,6 +87,7 @@ def test_a_mistake_is_one_line_with_its_path_and_origin(mistake: Mistake, line: 
 def test_a_report_counts_its_mistakes_and_has_a_line_for_each() -> None:
     mistakes = [Mistake("a", "is wrong"), Mistake("b", "is wrong too")]
     error = ConfigError(iter(mistakes))
+
     assert [line.strip() for line in str(error).splitlines()] == [
         "2 mistakes",
         "a: is wrong",
@@ -95,6 +100,7 @@ def test_a_report_counts_its_mistakes_and_has_a_line_for_each() -> None:
 
 def test_near_names_come_best_first_whatever_their_case() -> None:
     names = ["train_steps", "train_step", "TrainerConfig", "other"]
+
     assert find_similar_names("train_step", names)[:2] == ("train_step", "train_steps")
     assert find_similar_names("trainerconfg", names)[0] == "TrainerConfig"
     assert find_similar_names("zzz", names) == ()
@@ -108,15 +114,23 @@ def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
     assert suggest_names("digit", ["digits", "lm"]) == "did you mean digits?"
     assert suggest_names("zzz", ["b", "a"]) == "there are: a, b"
     assert suggest_names("zzz", []) == "there are none"
+
     many = suggest_names("zzz", [f"name{i:02}" for i in range(20)])
-    assert "name11" in many and "name12" not in many and "20 in all" in many
+    assert "name11" in many
+    assert "name12" not in many
+    assert "20 in all" in many
 
 
 def test_only_an_error_wrapped_by_autograph_is_found() -> None:
-    inner, handled = UsageError("what to do"), UsageError("was handled")
+    inner = UsageError("what to do")
+    handled = UsageError("was handled")
     inner.ag_error_metadata = object()  # type: ignore[attr-defined]
-    wrapped, later = RuntimeError("in user code: ..."), RuntimeError("a bug")
-    wrapped.__context__, later.__context__ = inner, handled
+    wrapped = RuntimeError("in user code: ...")
+    later = RuntimeError("a bug")
+    wrapped.__context__ = inner
+
+    later.__context__ = handled
+
     assert find_trainer_kit_error(inner) is inner
     assert find_trainer_kit_error(wrapped) is inner
     assert find_trainer_kit_error(handled) is handled

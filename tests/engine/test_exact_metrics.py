@@ -71,6 +71,7 @@ class AggregatingEveryMetric(EveryMetric):
         new = {key: tf.concat(step_logs[key], axis=0) for key in ("outputs", "labels", "names")}
         if state is None:
             return new
+
         return {key: tf.concat([state[key], new[key]], axis=0) for key in new}
 
     def reduce_aggregated_logs(
@@ -82,7 +83,7 @@ class AggregatingEveryMetric(EveryMetric):
         return {
             "examples": len(labels),
             "names": len(names),
-            "margin": mean_margin(outputs, labels),
+            "margin": compute_mean_margin(outputs, labels),
         }
 
 
@@ -96,7 +97,7 @@ class NamingTrainer(Trainer):
         return inputs, {"names": names}
 
 
-def numpy_metrics(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def compute_with_numpy(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns the metrics of some of the digits, computed in float64."""
     model = EveryMetric(tk.TaskConfig()).build_model()
     kernel, bias, last_kernel, last_bias = (
@@ -110,14 +111,14 @@ def numpy_metrics(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "validation_loss": entropy,
         "accuracy": float(np.mean(logits.argmax(axis=1) == labels)),
         "entropy": entropy,
-        "auc": area_under_curve(labels == 3, probabilities[:, 3]),
+        "auc": compute_area_under_curve(labels == 3, probabilities[:, 3]),
         "examples": len(labels),
         "names": len({image.tobytes() for image in images}),
-        "margin": mean_margin(logits, labels),
+        "margin": compute_mean_margin(logits, labels),
     }
 
 
-def mean_margin(logits: np.ndarray, labels: np.ndarray) -> float:
+def compute_mean_margin(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the mean margin of the right digit over the next."""
     logits = logits.astype(np.float64)
     rows = np.arange(len(labels))
@@ -126,7 +127,7 @@ def mean_margin(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(logits[rows, labels] - others.max(axis=1)))
 
 
-def area_under_curve(
+def compute_area_under_curve(
     positive: np.ndarray, probabilities: np.ndarray, thresholds: int = 200
 ) -> float:
     """Returns the area under the ROC curve, by trapezoids between Keras' thresholds."""
@@ -168,8 +169,9 @@ def test_every_metric_agrees_with_numpys_to_1e_6(
 
     metrics = {name: float(value) for name, value in trainer.evaluate(tf.constant(-1)).items()}
 
-    expected = numpy_metrics(*read_digits())
+    expected = compute_with_numpy(*read_digits())
     aggregated = {"examples", "names", "margin"} if task_class is EveryMetric else set()
+
     assert set(metrics) == set(expected) - aggregated
     assert metrics == pytest.approx(
         {name: expected[name] for name in metrics}, abs=TOLERANCE, rel=0
@@ -180,6 +182,7 @@ def test_every_metric_agrees_with_numpys_to_1e_6(
 def test_an_example_that_is_left_out_shows() -> None:
     images, labels = read_digits()
 
-    expected = numpy_metrics(images, labels)
-    metrics = numpy_metrics(images[:-1], labels[:-1])
+    expected = compute_with_numpy(images, labels)
+    metrics = compute_with_numpy(images[:-1], labels[:-1])
+
     assert all(abs(metrics[name] - expected[name]) > TOLERANCE for name in expected)

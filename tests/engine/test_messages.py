@@ -1,4 +1,4 @@
-"""Errors that say what was given, what is allowed, and which names are near; other tests name the type alone."""
+"""Errors that say what was given, what is allowed, and which names are near."""
 
 from __future__ import annotations
 
@@ -209,7 +209,10 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a callback that forgets a parameter": (
         lambda: CallbackList(Run(None), [WithoutLogs()]),
         UsageError,
-        r"callback WithoutLogs: loop_end is called with \(run, logs\): .*declare it as loop_end\(self, run, logs\) ",
+        (
+            r"callback WithoutLogs: loop_end is called with \(run, logs\): .*declare it as "
+            r"loop_end\(self, run, logs\) "
+        ),
     ),
     "a seed": (
         lambda: seed_everything(-1),

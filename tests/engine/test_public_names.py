@@ -13,7 +13,9 @@ NAMES = [name for name in trainer_kit.__all__ if name != "__version__"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_always_resolves_to_the_same_object(name: str) -> None:
-    first, second = getattr(trainer_kit, name), getattr(trainer_kit, name)
+    first = getattr(trainer_kit, name)
+    second = getattr(trainer_kit, name)
+
     assert first is second
     assert first.__name__ == name
     assert first.__module__.startswith("trainer_kit.")

@@ -1,4 +1,4 @@
-"""The example of sharpness-aware minimization in the guide of tasks, against a computation in NumPy."""
+"""The example of sharpness-aware minimization in the guide, against NumPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.builders import restore_registries
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.training.trainer import Trainer
 
-RATE, RHO = 0.1, 0.5
+RATE = 0.1
+RHO = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +38,17 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     del sys.modules["my_task"]
 
 
-def _linear_sam(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    """Returns kernel [2, 1] and bias [1] of a logistic regression after a step of SAM, in float64."""
+def _compute_linear_sam(
+    weights: list[np.ndarray], x: np.ndarray, y: np.ndarray
+) -> list[np.ndarray]:
+    """Returns kernel and bias of a logistic regression after a step of SAM, in float64."""
 
     def gradients(kernel: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
         error = (1 / (1 + np.exp(-(x @ kernel + bias))) - y[:, None]) / len(x)
         return [x.T @ error, error.sum(0)]
 
     first = gradients(*weights)
-    norm = np.sqrt(sum(np.sum(one**2) for one in first))
+    norm = np.sqrt(sum(np.sum(gradient**2) for gradient in first))
     second = gradients(*(w + RHO * g / norm for w, g in zip(weights, first, strict=True)))
     return [w - RATE * g for w, g in zip(weights, second, strict=True)]
 
@@ -70,6 +73,7 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
         )
     with strategy.scope():
         trainer = Trainer.create(config, Linear(config.task), train=True, evaluate=False)
+
     x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
     y = np.float32(np.arange(8) % 2)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
@@ -79,8 +83,10 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
     expected = [
         variable.numpy().astype(np.float64) for variable in trainer.model.trainable_variables
     ]
+
     for _ in range(2):
         trainer.train(tf.constant(1))
-        expected = _linear_sam(expected, x, y)
+        expected = _compute_linear_sam(expected, x, y)
+
     for variable, value in zip(trainer.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tests of this tier use no TensorFlow and start no process that does: they are for the inner loop of work."""
+"""Tests of this tier use no TensorFlow, in no process: they are for the inner loop of work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_tensorflow() -> Iterator[None]:
-    """Fails a test that imports TensorFlow, which takes seconds; such a test belongs to tests/engine.
+    """Fails a test that imports TensorFlow, which takes seconds; such a test belongs to
+    tests/engine.
 
     It sees imports inside of functions, while this tier runs by itself.
     tests/unit/test_architecture.py finds those at the top of a module.

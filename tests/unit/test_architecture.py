@@ -32,7 +32,7 @@ HEAVY = {
 }
 
 
-def source(text: str, module: str = "m") -> SourceFile:
+def create_source(text: str, module: str = "m") -> SourceFile:
     return SourceFile(module, text)
 
 
@@ -154,7 +154,9 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (
         house.lower_floors_only,
         {
-            "trainer_kit.training.task": "from trainer_kit.inputs.sources.source_protocol import Source"
+            "trainer_kit.training.task": (
+                "from trainer_kit.inputs.sources.source_protocol import Source"
+            )
         },
     ),
     (
@@ -182,7 +184,10 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (
         house.private_names_in_their_modules,
         {
-            "m": "class A:\n    def f(self, b):\n        self._a = 1\n        b._a\n        self._f()\n    _f = 1"
+            "m": (
+                "class A:\n    def f(self, b):\n        self._a = 1\n        b._a\n        "
+                "self._f()\n    _f = 1"
+            )
         },
     ),
     (
@@ -195,7 +200,10 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (
         house.safe_yaml,
         {
-            "m": "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\nyaml.load(text, Loader=A)"
+            "m": (
+                "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\n"
+                "yaml.load(text, Loader=A)"
+            )
         },
     ),
     (
@@ -205,15 +213,15 @@ GOOD: list[tuple[house.Rule, Modules]] = [
 ]
 
 
-def named(cases: Iterable[tuple[house.Rule, Modules]]) -> list[Any]:
+def name_cases(cases: Iterable[tuple[house.Rule, Modules]]) -> list[Any]:
     return [
         pytest.param(rule, modules, id=f"{rule.__name__}-{next(iter(modules))}")
         for rule, modules in cases
     ]
 
 
-def breaches(rule: house.Rule, modules: Modules) -> list[str]:
-    return rule([source(text, module) for module, text in modules.items()])
+def find_breaches(rule: house.Rule, modules: Modules) -> list[str]:
+    return rule([create_source(text, module) for module, text in modules.items()])
 
 
 @pytest.fixture(scope="module")
@@ -224,18 +232,18 @@ def checkout() -> list[SourceFile]:
 
 @pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
 def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[SourceFile]) -> None:
-    found = rule(checkout)
-    assert not found, "\n".join([str(rule.__doc__), *found])
+    violations = rule(checkout)
+    assert not violations, "\n".join([str(rule.__doc__), *violations])
 
 
-@pytest.mark.parametrize(("rule", "modules"), named(BAD))
+@pytest.mark.parametrize(("rule", "modules"), name_cases(BAD))
 def test_a_sample_that_breaks_the_rule_is_found(rule: house.Rule, modules: Modules) -> None:
-    assert breaches(rule, modules)
+    assert find_breaches(rule, modules)
 
 
-@pytest.mark.parametrize(("rule", "modules"), named(GOOD))
+@pytest.mark.parametrize(("rule", "modules"), name_cases(GOOD))
 def test_a_sample_that_keeps_the_rule_passes(rule: house.Rule, modules: Modules) -> None:
-    assert breaches(rule, modules) == []
+    assert find_breaches(rule, modules) == []
 
 
 def test_every_rule_has_a_sample_that_breaks_it() -> None:
@@ -253,11 +261,12 @@ def g():
 class A:
     def i(self): ...
 """
-    assert find_undocumented([source(text)]) == (4, ["m", "m.A", "m.A.i"])
+
+    assert find_undocumented([create_source(text)]) == (4, ["m", "m.A", "m.A.i"])
 
 
-def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
-    """Returns the heavy libraries that a fresh process in `folder` has loaded after it has imported each group."""
+def find_heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
+    """Returns the heavy libraries that a new process in `folder` has loaded after each group."""
     code = (
         f"import importlib, sys\nfor group in {[sorted(group) for group in groups]}:\n"
         "    [importlib.import_module(module) for module in group]\n    print(*sys.modules)"
@@ -268,8 +277,8 @@ def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
 
 
 def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
-    """And so do config and the modules that register the experiments. The unit tests import no TensorFlow at least."""
-    modules = [one.module for one in read_source_files("trainer_kit")]
+    """And so do config and the experiments' modules. Unit tests import no TensorFlow."""
+    modules = [file.module for file in read_source_files("trainer_kit")]
     light = [m for m in modules if house.get_floor(m) in house.LIGHT_FLOORS]
     doors = [
         m
@@ -277,11 +286,16 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
         if m in ("trainer_kit", "trainer_kit.train") or house.get_floor(m) == "cli"
     ]
     experiments = [
-        one.module for one in read_source_files("experiments") if one.module.count(".") == 1
+        file.module for file in read_source_files("experiments") if file.module.count(".") == 1
     ]
-    unit = [one.module for one in read_source_files("tests/unit")]
-    assert light and doors and experiments and len(unit) > 50
-    of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)
+    unit = [file.module for file in read_source_files("tests/unit")]
+
+    assert light
+    assert doors
+    assert experiments
+    assert len(unit) > 50
+
+    of_package, with_tests = find_heavy_imports(ROOT, [*light, *doors, *experiments], unit)
     assert of_package == set()
     assert "tensorflow" not in with_tests
 
@@ -290,7 +304,8 @@ def test_a_heavy_import_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "door.py").write_text("import room\n")
     (tmp_path / "room.py").write_text("import orbit\n")
     (tmp_path / "orbit.py").write_text("")
-    assert heavy_imports(tmp_path, ["door"]) == [{"orbit"}]
+
+    assert find_heavy_imports(tmp_path, ["door"]) == [{"orbit"}]
 
 
 def test_the_lock_covers_the_package_and_its_extras() -> None:
@@ -301,6 +316,7 @@ def test_the_lock_covers_the_package_and_its_extras() -> None:
         *(ROOT / "requirements.in").read_text().split("\n"),
         *(ROOT / "constraints.txt").read_text().split("\n"),
     ]
+
     assert wanted <= set(lines)
 
 
@@ -313,6 +329,7 @@ def test_the_lock_holds_names_versions_and_hashes_only() -> None:
         for line in (ROOT / "requirements.lock").read_text().splitlines()
         if not entry.fullmatch(line)
     ]
+
     assert strangers == []
 
 
@@ -325,15 +342,16 @@ def test_what_imports_no_tensorflow_is_checked_strictly_by_mypy() -> None:
         if section.get("warn_return_any")
     }
     floors = [f"{house.PACKAGE}.{floor}" for floor in house.LIGHT_FLOORS]
+
     assert [
         floor for floor in floors if not any(house.is_within(floor, module) for module in strict)
     ] == []
 
 
 def test_names_of_tests_are_sentences_of_at_most_60_characters() -> None:
-    definition = re.compile(
-        r"^ *def (test_\w*)", re.MULTILINE
-    )  # to parse all tests takes two seconds
-    tests = [name for one in read_source_files("tests") for name in definition.findall(one.text)]
+    # To parse all tests takes two seconds.
+    definition = re.compile(r"^ *def (test_\w*)", re.MULTILINE)
+    tests = [name for file in read_source_files("tests") for name in definition.findall(file.text)]
+
     assert len(tests) > 2000
     assert [name for name in tests if len(name) > 60] == []

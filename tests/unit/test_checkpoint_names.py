@@ -53,8 +53,10 @@ def test_files_of_other_names_have_none(name: str) -> None:
 def test_own_files_are_those_of_exactly_that_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "a [folder]"
     folder.mkdir()
+
     for name in (*OWN, *FOREIGN, "ckpt-100.index", "ckpt-1.index"):
         (folder / name).touch()
+
     assert list_checkpoint_files(str(folder / "ckpt-10")) == sorted(
         str(folder / name) for name in OWN
     )
@@ -74,8 +76,10 @@ def test_checkpoints_with_an_index_are_listed_in_order(tmp_path: Path) -> None:
         "ckpt-x.index",
         "ckpt-6.commit.json",
     )
+
     for name in (*indices, *others, "ckpt-5.iterator.index"):
         (tmp_path / name).touch()
+
     assert list(complete_checkpoints(str(tmp_path)).items()) == [
         (step, f"{tmp_path}/ckpt-{step}") for step in (3, 20, 100)
     ]

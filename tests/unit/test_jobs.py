@@ -46,17 +46,20 @@ time.sleep(60)
 
 
 def _check_command(command: list[str]) -> None:
-    """Checks that a command of a job is one that trainer_kit takes, with the placeholders of the files."""
+    """Checks that trainer_kit takes a command of a job, with the placeholders of the files."""
     assert command[:3] == ["python", "-m", "trainer_kit.train"]
     values = parse_flags(command[2:])
-    assert values.mode in MODES and values.experiment == "my-experiment"
+    assert values.mode in MODES
+    assert values.experiment == "my-experiment"
     assert values.model_dir.endswith("runs/my-experiment")
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.iterdir()), ids=lambda path: path.name)
 def test_a_file_names_no_registry_and_its_guide(path: Path) -> None:
     text = path.read_text()
+
     assert "docs/guides/pipeline_jobs.md" in text
+
     images = re.findall(r"(?:image: |IMAGE = \"|^FROM )([\w./:-]+)", text, re.MULTILINE)
     assert [image for image in images if "/" in image] == []
 
@@ -79,7 +82,8 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
     actions = {}
     for rule in rules:
         if codes := rule.get("onExitCodes"):
-            assert (codes["containerName"], codes["operator"]) == (container["name"], "In")
+            assert codes["containerName"] == container["name"]
+            assert codes["operator"] == "In"
             assert codes["values"] == sorted(codes["values"])
             actions.update(dict.fromkeys(codes["values"], rule["action"]))
 
@@ -87,24 +91,19 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
         code: ACTIONS[classify_exit_code(code)[1]] for code in ExitCode if code is not ExitCode.DONE
     }
     wanted[ExitCode.MODEL_DIR_IN_USE] = "Count"
+
     assert actions == wanted
-    assert [rule["action"] for rule in rules] == [
-        "FailJob",
-        "Ignore",
-        "Ignore",
-        "Count",
-    ]  # the first that fits counts
+    # The first that fits counts.
+    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore", "Count"]
     assert rules[2]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def test_the_jobs_are_as_kubernetes_requires_them(jobs: list[dict[str, Any]]) -> None:
     for job in jobs:
         pod = job["spec"]["template"]["spec"]
-        assert (job["apiVersion"], job["kind"], pod["restartPolicy"]) == (
-            "batch/v1",
-            "Job",
-            "Never",
-        )
+        assert job["apiVersion"] == "batch/v1"
+        assert job["kind"] == "Job"
+        assert pod["restartPolicy"] == "Never"
         assert job["spec"]["podReplacementPolicy"] == "Failed"
         assert pod["terminationGracePeriodSeconds"] == STOP_SECONDS
         (mount,) = pod["containers"][0]["volumeMounts"]
@@ -115,13 +114,15 @@ def test_the_jobs_are_as_kubernetes_requires_them(jobs: list[dict[str, Any]]) ->
 def test_the_jobs_run_a_trainer_and_its_sidecar(jobs: list[dict[str, Any]]) -> None:
     commands = [job["spec"]["template"]["spec"]["containers"][0]["command"] for job in jobs]
     trainer, sidecar = [parse_flags(command[2:]) for command in commands]
+
     for command in commands:
         _check_command(command)
-    assert (trainer.mode, trainer.max_restarts) == (
-        "train_and_eval",
-        0,
-    )  # the Job is the supervisor
-    assert (sidecar.mode, sidecar.eval_name) == ("continuous_eval", "my-sidecar")
+
+    # The Job is the supervisor.
+    assert trainer.mode == "train_and_eval"
+    assert trainer.max_restarts == 0
+    assert sidecar.mode == "continuous_eval"
+    assert sidecar.eval_name == "my-sidecar"
     assert trainer.model_dir == sidecar.model_dir == "/runs/my-experiment"
 
 
@@ -129,7 +130,7 @@ def test_the_jobs_run_a_trainer_and_its_sidecar(jobs: list[dict[str, Any]]) -> N
 
 
 class Cluster:
-    """A folder with stand-ins: srun runs its command, python runs a trainer, scontrol writes what it was told."""
+    """A folder with stand-ins for srun, python and scontrol, which writes what it was told."""
 
     def __init__(self, folder: Path, trainer: str) -> None:
         self._folder = folder
@@ -161,10 +162,14 @@ class Cluster:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_batch_scripts_are_valid_and_their_commands_too(script: str) -> None:
     text = (JOBS / script).read_text()
+
     subprocess.run(["bash", "-n", JOBS / script], check=True)
+
     assert f"#SBATCH --signal=B:TERM@{STOP_SECONDS:g}" in text
+
     commands = re.findall(r"python -m trainer_kit\.train(?: |--\S+|\\\n)+", text)
     assert len(commands) == SCRIPTS.index(script) + 1
+
     for command in commands:
         _check_command(command.replace("\\\n", " ").split())
 
@@ -194,10 +199,13 @@ def test_slurm_requeues_as_the_code_says(
 def test_slurm_lets_a_run_save_before_its_time_ends(script: str, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(SAVING_TRAINER)
     cluster = Cluster(tmp_path, f"exec {sys.executable} {tmp_path}/trainer.py")
+
     with cluster.start(script) as process:
-        assert process.stdout is not None and process.stdout.readline()
+        assert process.stdout is not None
+        assert process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == ExitCode.PREEMPTED
+
     assert cluster.was_requeued
 
 
@@ -212,7 +220,9 @@ def test_slurm_waits_for_the_sidecar_of_a_finished_run(tmp_path: Path) -> None:
 def test_the_image_starts_the_supervisor_of_exit_codes() -> None:
     text = (JOBS / "Dockerfile").read_text().replace("\\\n", "")
     command = json.loads(text.partition("\nENTRYPOINT ")[2])
+
     _check_command(command)
+
     assert parse_flags(command[2:]).max_restarts == 4
     assert f"--stop-timeout={STOP_SECONDS:g}" in text
 
@@ -231,17 +241,18 @@ def _run_once(folder: Path) -> str:
 
 def test_the_pipeline_is_a_program_that_trains_and_evaluates() -> None:
     text = (JOBS / "kfp_pipeline.py").read_text()
+
     compile(text, "kfp_pipeline.py", "exec")
-    assert (
-        "--mode=train_and_eval" in text
-        and "--checkpoint=best" in text
-        and ".after(trained)" in text
-    )
+
+    assert "--mode=train_and_eval" in text
+    assert "--checkpoint=best" in text
+    assert ".after(trained)" in text
 
 
 def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
     script = _run_once(tmp_path)
     starts = {}
+
     for code in sorted(ExitCode):
         log = tmp_path / f"starts-{int(code)}"
         command = ["sh", "-c", f"echo started >> {log}; exit {int(code)}"]
@@ -249,6 +260,7 @@ def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
             done = subprocess.run(["sh", "-c", script, "train", f"pipeline-{int(code)}", *command])
             assert done.returncode == code
         starts[code] = len(log.read_text().split())
+
     assert starts == {code: 1 if code in FINAL else 2 for code in ExitCode}
 
 
@@ -264,6 +276,7 @@ def test_kubeflow_hands_sigterm_on(tmp_path: Path) -> None:
         SAVING_TRAINER,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
+        assert process.stdout is not None
+        assert process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == ExitCode.PREEMPTED

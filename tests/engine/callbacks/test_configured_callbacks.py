@@ -21,7 +21,7 @@ class Samples(trainer_kit.Callback):
         self.count = count
 
 
-def _made(name: str, **args: Any) -> Any:
+def _create_callback(name: str, **args: Any) -> Any:
     return create_callbacks([CallbackConfig(name=name, args=args)])[0]
 
 
@@ -33,14 +33,18 @@ def with_callbacks() -> ExperimentConfig:
 def test_gin_names_a_callback_and_its_arguments() -> None:
     binding = "TrainerConfig.callbacks = [{'name': 'test/samples', 'args': {'count': 7}}]"
     config = resolve_config("tests_with_callbacks", ConfigSources(gin_params=(binding,))).config
+
     (callback,) = create_callbacks(config.trainer.callbacks)
-    assert type(callback) is Samples and callback.count == 7
+
+    assert type(callback) is Samples
+    assert callback.count == 7
 
 
 @pytest.mark.parametrize("name", ["test/samples", f"{__name__}:Samples"])
 def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
-    made = _made(name, count=7)
-    assert type(made) is Samples and made.count == 7
+    callback = _create_callback(name, count=7)
+    assert type(callback) is Samples
+    assert callback.count == 7
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
 )
 def test_a_mistake_names_what_is_near(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _made(name, **args)
+        _create_callback(name, **args)
 
 
 def test_only_subclasses_of_callback_can_be_registered() -> None:
@@ -66,10 +70,10 @@ def test_only_subclasses_of_callback_can_be_registered() -> None:
         trainer_kit.register_callback("test/other")(dict)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("given", [Samples(), [Samples], ["samples"], "samples"])
-def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [Samples(), [Samples], ["samples"], "samples"])
+def test_what_is_no_list_of_callbacks_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^callbacks: "):
-        check_callbacks(given)
+        check_callbacks(value)
 
 
 def test_a_keras_callback_of_another_task_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Tensors of steps in callbacks, and summaries of them in the reports and the event files of a run."""
+"""Tensors of steps in callbacks, and their summaries in reports and event files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class PictureTask(LinearTask):
 class Reader(tk.Callback):
     """Keeps the tensors that it reads."""
 
-    tensors, evaluation_tensors = ("hidden",), ("hidden", "picture")
+    tensors = ("hidden",)
+    evaluation_tensors = ("hidden", "picture")
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -71,7 +72,7 @@ def _run(
     run_experiment(strategy, task, mode, config, str(folder), callbacks=list(callbacks))
 
 
-def _events(folder: Path) -> EventAccumulator:
+def _read_events(folder: Path) -> EventAccumulator:
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     events.Reload()
     return events
@@ -82,15 +83,19 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     reader = Reader()
+
     _run(tmp_path, callbacks=[reader], **options)
-    assert (
-        len([line for line in json_lines(tmp_path / "metrics.jsonl") if "spread" in str(line)]) == 3
-    )  # two loops and an evaluation
-    train, validation = _events(tmp_path / "train"), _events(tmp_path / "validation")
+
+    lines = json_lines(tmp_path / "metrics.jsonl")
+    # Two loops and an evaluation.
+    assert len([line for line in lines if "spread" in str(line)]) == 3
+
+    train = _read_events(tmp_path / "train")
+    validation = _read_events(tmp_path / "validation")
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]
     assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])
-    assert [one.shape for one in reader.seen] == [(8, 3), (8, 3), (7, 2, 4, 1)]
+    assert [array.shape for array in reader.seen] == [(8, 3), (8, 3), (7, 2, 4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -110,12 +115,11 @@ def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
     summary: dict[str, Any], message: str
 ) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
-    run, manager = (
-        Run(SimpleNamespace(custom_parts=CustomParts(), train_tensors=tensors)),
-        SimpleNamespace(),
-    )
+    run = Run(SimpleNamespace(custom_parts=CustomParts(), train_tensors=tensors))
+    manager = SimpleNamespace()
     manager.summary_writer = tf.summary.create_noop_writer
     run.loop = Loop(0, 5, 1.0, {})
+
     with pytest.raises(UsageError, match=message):
         TensorSummaries([SummaryConfig(**summary)], 5, manager, manager).loop_end(run, {})
 
@@ -156,13 +160,17 @@ def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(
     tmp_path: Path, trainer: dict[str, Any]
 ) -> None:
     config = linear_experiment(train_steps=10, **trainer)
+
     with pytest.raises(UsageError):
         run_experiment(None, OfTrainStep(config.task), "train_and_eval", config, str(tmp_path))
+
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_values_are_numpy_arrays_that_later_loops_leave_alone(tmp_path: Path) -> None:
     reader = Reader()
+
     _run(tmp_path, "train", callbacks=[reader], summaries=[])
-    assert all(isinstance(one, np.ndarray) for one in reader.seen)
+
+    assert all(isinstance(array, np.ndarray) for array in reader.seen)
     assert not np.array_equal(reader.seen[0], reader.seen[1])

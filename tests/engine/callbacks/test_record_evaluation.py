@@ -21,11 +21,12 @@ from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report, Writer
 
 
-class _Recorded:
+class _RecordedRun:
     """A run with a ledger; sets of the given names, if any, are recorded each for itself."""
 
     def __init__(self, folder: Path, *sets: str, chief: bool = True) -> None:
-        path, hashes = folder / "evals.jsonl", dict.fromkeys(sets, "a")
+        path = folder / "evals.jsonl"
+        hashes = dict.fromkeys(sets, "a")
         self.ledger = Ledger(path, dataset="validation", config_hash="a", sets=hashes)
         history = JsonLinesWriter(folder / "metrics.jsonl") if chief else None
         self.callback = RecordEvaluation(
@@ -34,27 +35,30 @@ class _Recorded:
         self.run = Run(SimpleNamespace(), str(folder), chief)
 
     def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:
-        """Returns what is on record after an evaluation: step, checkpoint, metrics and seconds of each."""
+        """Returns step, checkpoint, metrics and seconds of each record after an evaluation."""
         self.run.evaluation = Evaluation(step, **evaluation)
         self.callback.evaluation_end(self.run, logs)
         return [
-            tuple(one[key] for key in ("step", "checkpoint", "metrics", "seconds"))
-            for one in self.ledger.records()
+            tuple(record[key] for key in ("step", "checkpoint", "metrics", "seconds"))
+            for record in self.ledger.records()
         ]
 
 
 def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
     logs = {"accuracy": tf.constant(0.5), "best_accuracy": 0.75}
-    recorded = _Recorded(tmp_path).evaluate(
+    recorded = _RecordedRun(tmp_path).evaluate(
         10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10")
     )
+
     assert recorded == [(10, "ckpt-10", {"accuracy": 0.5}, 2.0)]
 
 
 def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> None:
-    run = _Recorded(tmp_path, "dev", "test")
+    run = _RecordedRun(tmp_path, "dev", "test")
     logs = {"dev": {"loss": 1.0, "best_loss": 0.5}, "test": {"loss": 2.0}}
+
     recorded = run.evaluate(10, logs, sets=("dev",), seconds=9.0, seconds_of_sets={"dev": 3.0})
+
     assert recorded == [(10, None, {"dev": {"loss": 1.0}}, 3.0)]
 
 
@@ -66,18 +70,19 @@ def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> No
 def test_new_evaluations_are_recorded_by_the_chief(
     tmp_path: Path, chief: bool, replayed: bool, recorded: list[Any]
 ) -> None:
-    assert (
-        _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, is_replayed=replayed)
-        == recorded
-    )
+    run = _RecordedRun(tmp_path, chief=chief)
+
+    assert run.evaluate(10, {"accuracy": 0.5}, is_replayed=replayed) == recorded
 
 
 def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
-    run = _Recorded(tmp_path)
+    run = _RecordedRun(tmp_path)
     for step in (10, 20):
         run.evaluate(step, {"accuracy": 0.5})
+
     run.callback.rewound(run.run, 10)
-    assert [one["step"] for one in run.ledger.get_active_evaluations()] == [10]
+
+    assert [record["step"] for record in run.ledger.get_active_evaluations()] == [10]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,8 @@ class _Reports(Writer):
     """Notes which evaluations are on record when reports are flushed."""
 
     def __init__(self, sidecar: Sidecar) -> None:
-        self._sidecar, self.recorded = sidecar, list[set[int]]()
+        self._sidecar = sidecar
+        self.recorded: list[set[int]] = []
 
     def write(self, report: Report) -> None: ...
 
@@ -113,16 +119,19 @@ def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
     lease = Lease(directory.evals_dir, "side", lambda: ("wait", 0))
     sidecar = Sidecar(directory, ledger, None, None, lease, 20, tf.Variable(10))
-    reports, run = _Reports(sidecar), Run(SimpleNamespace(), str(tmp_path))
+    reports = _Reports(sidecar)
+    run = Run(SimpleNamespace(), str(tmp_path))
     callback = RecordSidecarEvaluation(sidecar, reports)
     run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
+
     callback.evaluation_end(run, {"accuracy": tf.constant(0.5), "best_accuracy": 0.75})
+
     assert sidecar.get_evaluated_steps() == set()
+
     callback.boundary_end(run)
     (record,) = ledger.records()
-    assert (record["step"], record["checkpoint"], record["metrics"]) == (
-        10,
-        "ckpt-10",
-        {"accuracy": 0.5},
-    )
+
+    assert record["step"] == 10
+    assert record["checkpoint"] == "ckpt-10"
+    assert record["metrics"] == {"accuracy": 0.5}
     assert reports.recorded == [set()]  # the report comes first

@@ -1,4 +1,4 @@
-"""Runs that diverge: back to a sound checkpoint, what is changed then, and how it ends when nothing helps."""
+"""Runs that diverge: back to a sound checkpoint, what changes then, and how it ends in vain."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class _PoisonedSource:
     """The tiny task's data with some batches of NaN."""
 
     def __init__(self, source: ArraySource, bad: tuple[int, ...]) -> None:
-        self._source, self._bad = source, bad
+        self._source = source
+        self._bad = bad
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
         def poison(index: tf.Tensor, batch: Any) -> Any:
             points, labels = batch
-            return tf.where(
-                tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points
-            ), labels
+            is_bad = tf.reduce_any(tf.equal(index + position, self._bad))
+            return tf.where(is_bad, NAN * points, points), labels
 
         return self._source.at(position, input_context).enumerate().map(poison)
 
@@ -78,7 +78,7 @@ class _NanGradient(LinearTask):
 
 
 class _NanWeight(TinyTask):
-    """A weight becomes NaN at one step, behind a relu that hides it from the loss: on CPU max(NaN, 0) is 0."""
+    """A weight becomes NaN at one step, behind a relu: on CPU max(NaN, 0) is 0."""
 
     at = 12
 
@@ -103,14 +103,13 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
 
 
 @pytest.fixture(scope="module")
-def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
-    """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it told."""
-    folder, told, log = (
-        tmp_path_factory.mktemp("recovered"),
-        io.StringIO(),
-        logging.getLogger("trainer_kit"),
-    )
-    handler, level = logging.StreamHandler(told), log.level
+def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
+    """A run that left out a batch of NaN: its folder, model, last metrics and log."""
+    folder = tmp_path_factory.mktemp("recovered")
+    told = io.StringIO()
+    log = logging.getLogger("trainer_kit")
+    handler = logging.StreamHandler(told)
+    level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -118,21 +117,23 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any,
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
+
     return folder, model, logs, told.getvalue()
 
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its model."""
+    """A run whose weights were spoilt after step 10, unnoticed: its folder and its model."""
     folder = tmp_path_factory.mktemp("hidden")
     model, _ = _run(
         folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5
     )
     assert list(complete_checkpoints(str(folder))) == [10, 15, 20, 25, 30]
+
     return folder, model
 
 
-def _finite(folder: Path) -> bool:
+def _are_checkpoints_finite(folder: Path) -> bool:
     """Whether all checkpoints, and the best one, hold finite numbers only."""
     prefixes = [
         *complete_checkpoints(str(folder)).values(),
@@ -155,8 +156,10 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
     step: int, trainer: dict[str, Any], kept: list[int], tmp_path: Path
 ) -> None:
     task = type("_NanWeightAt", (_NanWeight,), {"at": step})
+
     with pytest.raises(DivergedError, match=f"a weight is not finite at step {step}"):
         _run(tmp_path, task, **trainer)
+
     assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
@@ -168,18 +171,20 @@ def test_all_bad_batches_between_checkpoints_are_left_out(
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
+
     assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
-    assert all(f"batch {one}, of step" in caplog.text for one in Several.bad)
-    assert _finite(tmp_path)
+    assert all(f"batch {batch}, of step" in caplog.text for batch in Several.bad)
+    assert _are_checkpoints_finite(tmp_path)
 
 
 class _HugeGradient(LinearTask):
-    """One gradient of 1e30: its square, which Adam keeps, is infinite, the step that Adam takes is not."""
+    """One gradient of 1e30: its square, which Adam keeps, is infinite, Adam's step is not."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         loss = super().build_losses(labels, model_outputs, aux_losses)
         if not self.trains:
             return loss
+
         # The count is Python's, so that it is not put back when the run goes back: the fault
         # happens once.
         return loss * tf.ensure_shape(tf.numpy_function(lambda: self._factor(), [], tf.float32), [])
@@ -202,8 +207,10 @@ def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(
 ) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
+
     assert "ckpt-20 holds weights that are not finite; it is moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
+
     for prefix in complete_checkpoints(str(tmp_path)).values():
         reader = tf.train.load_checkpoint(prefix)
         names = [
@@ -231,18 +238,21 @@ class _StopsHidden(_NanWeight):
 def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError):
         _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
+
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
 
 
 def test_a_divergence_without_a_report_is_still_a_divergence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
+
     with pytest.raises(DivergedError, match=r"at step 15\b.*this loop is not saved; lower"):
         _run(tmp_path, _NanGradient)
+
     assert list(complete_checkpoints(str(tmp_path))) == [10]
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
     assert "the report of the divergence could not be written" in caplog.text
 
 
@@ -258,17 +268,23 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     config = tiny_experiment(
         train_steps=-1, recovery_max_trials=1, checkpoint_interval=10, optimizer_config=SGD
     )
+
     run_experiment(None, Ends(config.task), "train", config, str(tmp_path))
+
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
 def test_the_batch_that_poisons_is_found_and_left_out(
-    recovered: tuple[Path, Any, Any, str],
+    recovered_run: tuple[Path, Any, Any, str],
 ) -> None:
-    folder, _, logs, told = recovered
-    assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
+    folder, _, logs, told = recovered_run
+
+    assert "the run returns to step 10 (trial 1 of 2)" in told
+    assert "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
-    assert np.isfinite(logs["validation_loss"]) and _finite(folder)
+    assert np.isfinite(logs["validation_loss"])
+    assert _are_checkpoints_finite(folder)
+
     history = read_active_history(folder / "metrics.jsonl")
     assert [record["step"] for record in history if record["kind"] == "train"] == [
         5,
@@ -286,7 +302,7 @@ def test_the_batch_that_poisons_is_found_and_left_out(
 
 
 def test_skipping_a_batch_equals_data_without_that_batch(
-    recovered: tuple[Path, Any, Any, str], tmp_path: Path
+    recovered_run: tuple[Path, Any, Any, str], tmp_path: Path
 ) -> None:
     class Without(LinearTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
@@ -301,8 +317,9 @@ def test_skipping_a_batch_equals_data_without_that_batch(
             return Skipping()
 
     never, _ = _run(tmp_path, Without)
-    for one, other in zip(recovered[1].weights, never.weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+    for variable, other in zip(recovered_run[1].weights, never.weights, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
 def test_a_fault_that_does_not_come_again_leaves_nothing_out(
@@ -319,15 +336,17 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Once, recovery_max_trials=1)
+
     assert (
         "the divergence did not happen again step by step, so no batch is left out" in caplog.text
     )
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
 
 
 def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:
     config = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}}
     steep = {**config, "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}}}
+
     _run(
         tmp_path,
         LinearTask,
@@ -338,22 +357,30 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
         recovery_learning_rate_factor=0.01,
     )
     history = tmp_path / "metrics.jsonl"
+
     assert all(loss < 50 for _, loss in curve(history, "training_loss", "train"))
+
     step, factor = curve(history, "recovery_learning_rate_factor")[-1]
-    assert step == 0 and factor < 1
+    assert step == 0
+    assert factor < 1
     assert curve(history, "learning_rate")[0] == (5, pytest.approx(1e4 * factor))
 
 
 def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"after 2 trials; .*diverged/step-13.json"):
         _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
+
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
+
     bundle = read_json(tmp_path / "diverged" / "step-13.json")
-    assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
+    assert bundle["step"] == 13
+    assert bundle["batch"] == 12
+    assert bundle["batches"] == [10, 14]
     assert bundle["not_finite"] == "sequential/dense/kernel"
     assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
-    assert "trainer.train_steps=13" in bundle["command"] and "ckpt-10" in bundle["command"]
+    assert "trainer.train_steps=13" in bundle["command"]
+    assert "ckpt-10" in bundle["command"]
 
 
 class _OnePoisoned(LinearTask):
@@ -373,8 +400,10 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
     config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
     with strategy.scope():
         task = _OnePoisoned(config.task)
+
     with pytest.raises(DivergedError) as error:
         run_experiment(strategy, task, "train", config, str(tmp_path))
+
     train_data = config.task.train_data
     points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
     place = int(np.argwhere(np.isnan(points))[0, 0])
@@ -382,7 +411,10 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
     advice = (
         f"values of example {place % size} in batch {place // size} are not finite: repair the data"
     )
-    assert advice in str(error.value) and "learning rate" not in str(error.value)
+
+    assert advice in str(error.value)
+    assert "learning rate" not in str(error.value)
+
     (report,) = (tmp_path / "diverged").glob("step-*.json")
     assert read_json(report)["examples_not_finite"] == [place % size]
 
@@ -391,16 +423,20 @@ def test_a_checkpoint_of_bad_weights_is_moved_aside(
     hidden: tuple[Path, Any], tmp_path: Path
 ) -> None:
     assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
+
     run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
+
     _run(run, TinyTask, "train_and_eval", checkpoint_interval=5)
+
     assert sorted(complete_checkpoints(str(run / "diverged"))) == [15, 20, 25, 30]
-    assert _finite(run)
+    assert _are_checkpoints_finite(run)
 
 
 def test_when_no_checkpoint_is_sound_the_run_ends(hidden: tuple[Path, Any], tmp_path: Path) -> None:
     run = Path(
         shutil.copytree(hidden[0], tmp_path / "run", ignore=shutil.ignore_patterns("ckpt-10.*"))
     )
+
     with pytest.raises(
         DivergedError, match=r"every checkpoint in .* holds weights that are not finite"
     ):

@@ -20,7 +20,7 @@ HIGHER = {"metric_comp": "higher"}
 VALUES = np.random.default_rng(0).normal(size=80) + 3 / np.arange(1, 81)
 
 
-def _rates_of_keras(**options: Any) -> list[float]:
+def _compute_rates_of_keras(**options: Any) -> list[float]:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01))
     callback = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", **options)
@@ -30,6 +30,7 @@ def _rates_of_keras(**options: Any) -> list[float]:
     for epoch, value in enumerate(VALUES):
         callback.on_epoch_end(epoch, {"val_loss": float(value)})
         rates.append(float(model.optimizer.learning_rate.numpy()))
+
     return rates
 
 
@@ -45,7 +46,8 @@ def _rates_of_keras(**options: Any) -> list[float]:
 def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) -> None:
     config = tiny_experiment()
     run = Run(Trainer.create(config, TinyTask(config.task), train=True, evaluate=True))
-    callback, rates = ReduceOnPlateau("validation_loss", **{"metric_comp": "lower", **options}), []
+    callback = ReduceOnPlateau("validation_loss", **{"metric_comp": "lower", **options})
+    rates = []
     for step, value in enumerate(VALUES):
         run.step = step
         for _ in range(2):  # the logs of a step come again when another validation set is evaluated
@@ -54,12 +56,14 @@ def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) ->
         again = ReduceOnPlateau("validation_loss", **{"metric_comp": "lower", **options})
         again.restore(callback.state())
         callback = again
+
     names = {"min_value": "min_lr", "metric_comp": "mode"}
     of_keras = {
         names.get(name, name): {"higher": "max"}.get(value, value)
         for name, value in options.items()
     }
-    assert rates == _rates_of_keras(**of_keras)
+
+    assert rates == _compute_rates_of_keras(**of_keras)
     assert len(set(rates)) > 2
 
 

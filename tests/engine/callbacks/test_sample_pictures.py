@@ -41,7 +41,9 @@ class _Task:
 
 class _Trainer:
     def __init__(self) -> None:
-        self.task, self.model, self.global_step = _Task(), _Model(), tf.Variable(7)
+        self.task = _Task()
+        self.model = _Model()
+        self.global_step = tf.Variable(7)
 
     @contextlib.contextmanager
     def use_weights(self) -> Iterator[None]:
@@ -52,30 +54,42 @@ class _Trainer:
 
 def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) -> None:
     trainer: Any = _Trainer()
-    run, callback = Run(trainer, str(tmp_path)), SamplePictures(count=5)
+    run = Run(trainer, str(tmp_path))
+    callback = SamplePictures(count=5)
     callback.run_begin(run)
+
     for step in (7, 9):
-        run.step, run.evaluation = step, Evaluation(step)
+        run.step = step
+        run.evaluation = Evaluation(step)
         callback.evaluation_end(run, {})
+
     tried, first, second = trainer.task.drawn
+
     assert np.array_equal(tried, first)
-    assert first.shape == (5, 3) and np.array_equal(first, second)
+    assert first.shape == (5, 3)
+    assert np.array_equal(first, second)
+
     SamplePictures(count=5, seed=1).evaluation_end(run, {})
+
     assert not np.array_equal(first, trainer.task.drawn[-1])
     np.testing.assert_allclose(first, 2 * tf.random.stateless_normal([5, 3], [0, 0]).numpy())
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
         "step-00000007.png",
         "step-00000009.png",
     ]
+
     picture = tf.io.decode_png((tmp_path / "samples" / "step-00000009.png").read_bytes())
-    assert picture.shape == (4, 5, 3) and int(picture[0, 0, 0]) == 200
+    assert picture.shape == (4, 5, 3)
+    assert int(picture[0, 0, 0]) == 200
 
 
 def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) -> None:
     trainer: Any = _Trainer()
     run = Run(trainer, str(tmp_path))
     run.evaluation = Evaluation(7, is_replayed=True)
+
     SamplePictures().evaluation_end(run, {})
+
     assert trainer.task.drawn == []
 
 
@@ -91,16 +105,23 @@ def test_what_is_no_picture_is_refused_before_the_first_step(picture: Any, tmp_p
     )
     if isinstance(picture, str):  # the examples are no images
         del trainer.task.picture
+
     with pytest.raises(UsageError):
         SamplePictures().run_begin(Run(trainer, str(tmp_path)))
+
     assert not (tmp_path / "samples").exists()
 
 
 def test_a_grid_shows_images_row_by_row() -> None:
     images = np.stack([np.full((16, 20, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
     grid = image_grid(images)
-    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1) and grid.dtype == np.uint8
-    assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)
+
+    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1)
+    assert grid.dtype == np.uint8
+    assert grid[31, 39, 0] == 0
+    assert grid[0, 42, 0] == 128
+    assert grid[34, 0, 0] == 255
+    assert grid[32, 0, 0] == 0
 
 
 def test_a_task_that_cannot_draw_is_refused_before_a_step(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ class Hand(Callback):
     """Writes the file at the end of loops, and takes the run back once if it should."""
 
     def __init__(self, texts: dict[int, str], back: tuple[int, int] | None = None) -> None:
-        self._texts, self._back = texts, back
+        self._texts = texts
+        self._back = back
 
     def loop_end(self, run: Run, logs: Any) -> None:
         if run.step in self._texts:
@@ -42,7 +43,8 @@ def ready() -> ReadyTrainer:
 def _run(
     folder: Path, ready: ReadyTrainer, *hand: Any, train_steps: int = 20
 ) -> list[tuple[int, dict[str, float]]]:
-    config, callbacks = linear_experiment(train_steps=train_steps), [Hand(*hand), SetFromFile()]
+    config = linear_experiment(train_steps=train_steps)
+    callbacks = [Hand(*hand), SetFromFile()]
     launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
     lines = [
         line for line in read_active_history(folder / "metrics.jsonl") if line["kind"] == "change"
@@ -51,9 +53,13 @@ def _run(
 
 
 def test_an_edit_counts_from_the_next_loop_on(ready: ReadyTrainer, tmp_path: Path) -> None:
-    first, second = "learning_rate: 1e-3\n", "learning_rate: 1e-3\nlearning_rate_factor: 0.5\n"
+    first = "learning_rate: 1e-3\n"
+    second = "learning_rate: 1e-3\nlearning_rate_factor: 0.5\n"
+
     changes = _run(tmp_path, ready, {5: first, 15: second})
+
     assert changes == [(5, {"learning_rate": 0.001}), (15, {"learning_rate_factor": 0.5})]
+
     rates = curve(tmp_path / "metrics.jsonl", "learning_rate", "train")
     assert rates == [
         (step, pytest.approx(rate))
@@ -72,7 +78,9 @@ def test_a_file_that_cannot_be_used_changes_nothing(
         "a: [": "hyper_parameters.yaml",
     }
     texts = dict(zip(range(5, 30, 5), told, strict=True))
+
     assert _run(tmp_path, ready, texts, train_steps=30) == []
+
     warnings = [
         record.getMessage() for record in caplog.records if "changes nothing" in record.getMessage()
     ]
@@ -86,10 +94,12 @@ def test_steps_that_are_repeated_write_each_change_once(
 ) -> None:
     hand = Hand({15: "learning_rate_factor: 0.5"}, (15, 10))
     callbacks = [hand, SetAtSteps("learning_rate", [[10, 1e-3]]), SetFromFile()]
+
     launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks, trainer=ready.again())
     lines = [
         line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"
     ]
+
     assert [(line["step"], line["metrics"], line["reason"]) for line in lines] == [
         (10, {"learning_rate": 0.001}, "set_at_steps"),
         (10, {"learning_rate_factor": 0.5}, "hyper_parameters.yaml"),
@@ -100,6 +110,7 @@ def test_after_a_rewind_the_file_is_read_at_once(ready: ReadyTrainer, tmp_path: 
     assert _run(tmp_path, ready, {15: "learning_rate: 0.5"}, (20, 10)) == [
         (10, {"learning_rate": 0.5})
     ]
+
     records = [
         (record["step"], record["lineage"])
         for record in read_json_lines(tmp_path / "hyper_parameters.jsonl")

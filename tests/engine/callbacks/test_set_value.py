@@ -21,11 +21,11 @@ from trainer_kit.runtime.determinism import seed_everything
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
 
 
-def halved(step: int) -> float:
+def halve_rate(step: int) -> float:
     return float(0.5 ** (1 + step // 4))
 
 
-def _weights(
+def _train_weights(
     folder: Path, rate: Any, *callbacks: Any, count: int = 1, **trainer: Any
 ) -> list[np.ndarray]:
     seed_everything(1)
@@ -38,24 +38,26 @@ def _weights(
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
+def _read_changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
     lines = [line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] == "change"]
     return [(line["step"], line["metrics"]) for line in lines]
 
 
-@pytest.mark.parametrize("given", [{"count": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
-def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: Any) -> None:
+@pytest.mark.parametrize("options", [{"count": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
+def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, options: Any) -> None:
     rates = SetAtSteps("learning_rate", [[7, 0.25]])
     factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
-    changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **given)
+    changed = _train_weights(tmp_path / "list", CONSTANT, rates, factors, **options)
     boundaries = [0, 6]  # which are included
     ladder = {
         "type": "stepwise",
         "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]},
     }
-    expected = _weights(tmp_path / "schedule", ladder, **given)
-    assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
-    assert _changes(tmp_path / "list") == [
+
+    expected = _train_weights(tmp_path / "schedule", ladder, **options)
+
+    assert all(np.array_equal(value, other) for value, other in zip(changed, expected, strict=True))
+    assert _read_changes(tmp_path / "list") == [
         (0, {"learning_rate_factor": 0.5}),
         (1, {"learning_rate_factor": 1.0}),
         (7, {"learning_rate": 0.25}),
@@ -64,16 +66,18 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: An
 
 
 def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> None:
-    function = SetByFunction("learning_rate", f"{__name__}:halved", every=4)
-    _weights(
+    function = SetByFunction("learning_rate", f"{__name__}:halve_rate", every=4)
+    _train_weights(
         tmp_path,
         CONSTANT,
         function,
         SetAtSteps("learning_rate_factor", [["1.5 epochs", 0.25]]),
         steps_per_epoch=4,
     )
-    changes = _changes(tmp_path)
-    rates = [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
+    changes = _read_changes(tmp_path)
+    # The rate of step 0 is set already: 0.5.
+    rates = [(step, {"learning_rate": halve_rate(step)}) for step in (4, 8, 12)]
+
     assert [rates[0], (6, {"learning_rate_factor": 0.25}), *rates[1:]] == changes
 
 
@@ -93,10 +97,10 @@ def test_a_list_that_is_none_is_refused(steps: Any) -> None:
             1,
             r"there is no module 'no_such_module'.*write function as module:name",
         ),
-        (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halved"),
+        (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halve_rate"),
         (":sqrt", 1, "write it as module:name"),
         (0.5, 1, "0.5 is not a function"),
-        (halved, None, "every is None"),
+        (halve_rate, None, "every is None"),
     ],
 )
 def test_a_function_that_is_none_is_refused(function: Any, every: Any, message: str) -> None:
@@ -120,5 +124,6 @@ def test_a_list_that_cannot_be_is_refused_before_training(
     tmp_path: Path, steps: Any, trainer: dict[str, int]
 ) -> None:
     with pytest.raises(UsageError):
-        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
+        _train_weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
+
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -47,7 +47,9 @@ def ready() -> ReadyTrainer:
 
 
 def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_path: Path) -> None:
-    first, again = _Told(), _Told()
+    first = _Told()
+    again = _Told()
+
     for webhook in (first, again):
         launch(
             linear_experiment(),
@@ -56,12 +58,14 @@ def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_
             callbacks=[webhook],
             trainer=ready.again(),
         )
+
     assert first.told == [("finished", read_json(tmp_path / "final.json"))]
     assert again.told == []  # there was nothing to do
 
 
 def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path: Path) -> None:
     webhook = _Told()
+
     with pytest.raises(PreemptedError):
         launch(
             linear_experiment(),
@@ -69,11 +73,18 @@ def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path:
             str(tmp_path / "preempted"),
             callbacks=[webhook, _Ends(fails=False)],
         )
+
     assert webhook.told == []
-    config, callbacks = linear_experiment(), [webhook, _Ends(fails=True)]
+
+    config = linear_experiment()
+    callbacks = [webhook, _Ends(fails=True)]
+
     with pytest.raises(RuntimeError):
         launch(
             config, "train", str(tmp_path / "failed"), callbacks=callbacks, trainer=ready.again()
         )
+
     ((status, record),) = webhook.told
-    assert (status, record["error"], record["exit_code"]) == ("failed", "RuntimeError: a bug", 1)
+    assert status == "failed"
+    assert record["error"] == "RuntimeError: a bug"
+    assert record["exit_code"] == 1

@@ -1,4 +1,4 @@
-"""A small run with real checkpoints, iterator state included, for tests of what becomes of their files."""
+"""A small run with real checkpoints, iterator state included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ RUN_ID = "ours"
 
 
 class SmallRun:
-    """Weights that hold the step they are of, the data's iterator beside them, and a manager that restores at once.
+    """Weights that hold the step they are of, the data's iterator beside them, and a manager that
+    restores at once.
 
     Args:
       folder: of the checkpoints.
@@ -49,7 +50,7 @@ class SmallRun:
         )
 
     def train_to(self, *steps: int, sync: bool = True, again: bool = False) -> None:
-        """Saves a checkpoint of each of `steps`, saved ones too if `again`; waits for them if `sync`."""
+        """Saves a checkpoint of each of `steps`, saved ones too if `again`, and waits if `sync`."""
         for step in steps:
             self.step.assign(step)
             self.model.weight.assign(tf.fill(self.model.weight.shape, float(step)))
@@ -63,7 +64,7 @@ class SmallRun:
 
 
 def save_and_die(folder: str, point: str, occurrence: int, asynchronous: bool) -> None:
-    """Goes on and saves the next step, with two to keep; this process is killed at a write point of that save."""
+    """Saves the next step, with two to keep, and is killed at a write point of that save."""
     run = SmallRun(Path(folder), max_to_keep=2, asynchronous=asynchronous, run_id=RUN_ID)
     stop_at(point, occurrence)
     run.train_to(run.start + 1)

@@ -1,5 +1,7 @@
 """Saving, rotating and restoring real files."""
 
+from __future__ import annotations
+
 import gc
 import threading
 import weakref
@@ -13,6 +15,7 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_commit_record
@@ -65,46 +68,53 @@ def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(
     for _ in range(4):
         run.train()
         run.manager.save(run.step)
+
     run.manager.sync()
     saved = run.values()
+
     run.train()
     again = _Run(tmp_path)
+
     assert again.manager.restore_or_initialize() == str(tmp_path / "ckpt-4")
-    assert all(np.array_equal(a, b) for a, b in zip(saved, again.values(), strict=True))
+    assert_all_close(again.values(), saved)
+
     again.train()
-    assert all(np.array_equal(a, b) for a, b in zip(run.values(), again.values(), strict=True))
+
+    assert_all_close(again.values(), run.values())
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_reports_are_settled_before_a_checkpoint_is_in_place(
     tmp_path: Path, asynchronous: bool
 ) -> None:
-    found: list[list[str]] = []
+    file_names: list[list[str]] = []
 
     class Reports:
         def flush_to_disk(self, step: int) -> dict[str, Any]:
-            found.append(sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")}))
+            file_names.append(
+                sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")})
+            )
             return {"history": step}
 
     run = _Run(tmp_path, asynchronous=asynchronous, reports=Reports())
     for _ in range(2):
         run.train()
         run.manager.save(run.step)
+
     run.manager.sync()
-    assert found == [[], ["ckpt-1"]]
-    assert [
-        (read_commit_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)
-    ] == [
-        {"history": 1},
-        {"history": 2},
-    ]
+
+    assert file_names == [[], ["ckpt-1"]]
+    records = [read_commit_record(f"{tmp_path}/ckpt-{step}") or {} for step in (1, 2)]
+    assert [record["recorded"] for record in records] == [{"history": 1}, {"history": 2}]
 
 
 def test_the_callers_shards_and_save_options_are_kept(tmp_path: Path) -> None:
     run = _Run(tmp_path, asynchronous=False)
     small = tf.train.experimental.MaxShardSizePolicy(max_shard_size=100)
     options = tf.train.CheckpointOptions(experimental_sharding_callback=small)
+
     run.manager.save(run.step, options=options)
+
     assert len(list(tmp_path.glob("ckpt-0.data-*"))) > 1
     assert options.experimental_sharding_callback is small
 
@@ -112,22 +122,33 @@ def test_the_callers_shards_and_save_options_are_kept(tmp_path: Path) -> None:
 def test_a_second_restore_acts_only_after_the_run_has_moved(tmp_path: Path) -> None:
     calls: list[int] = []
     run = _Run(tmp_path, init_fn=lambda: calls.append(1))
+
     assert [run.manager.restore_or_initialize() for _ in range(2)] == [None, None]
     assert calls == [1]
+
     run.train()
-    assert run.manager.restore_or_initialize() is None and calls == [1, 1]
+
+    assert run.manager.restore_or_initialize() is None
+    assert calls == [1, 1]
+
     run.manager.save(run.step)
     run.manager.sync()
     again = _Run(tmp_path, init_fn=lambda: calls.append(2))
+
     path = again.manager.restore_or_initialize()
+
     assert path is not None
+
     saved = again.values()
     assert again.manager.restore_or_initialize() == path
+
     again.train()
     again.manager.save(again.step)
     again.train()
+
     assert again.manager.restore_or_initialize() == str(tmp_path / "ckpt-2")
-    assert int(again.step.numpy()) == 2 and not np.array_equal(again.values()[0], saved[0])
+    assert int(again.step.numpy()) == 2
+    assert not np.array_equal(again.values()[0], saved[0])
     assert calls == [1, 1]
 
 
@@ -139,31 +160,39 @@ def test_an_error_unrelated_to_the_disk_does_not_mention_it(
 
     run = _Run(tmp_path)
     monkeypatch.setattr(run.manager.checkpoint, "write", fail)
+
     with pytest.raises(ValueError, match="of a user's variable"), run.manager:
         run.manager.save()
+
     assert "was not written" not in caplog.text
 
 
 def test_a_left_manager_frees_model_and_thread_and_saves_again(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # of which some may end meanwhile
     run = _Run(tmp_path)
+
     for _ in range(2):
         with run.manager:
             run.train()
             run.manager.save()
         assert set(threading.enumerate()) <= before
+
     assert list(complete_checkpoints(str(tmp_path))) == [1, 2]
+
     model = weakref.ref(run.model)
     del run
     keras.utils.clear_session()
     gc.collect()
+
     assert model() is None
 
 
 def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> None:
     theirs = tf.train.CheckpointManager
     public = {name for name in vars(theirs) if not name.startswith("_")}
+
     assert public <= set(vars(CheckpointManager))
+
     plain = theirs(tf.train.Checkpoint(), str(tmp_path / "plain"), max_to_keep=1)
     hidden = {
         name
@@ -171,6 +200,7 @@ def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> Non
         if name.startswith("_") and not name.endswith("__")
     }
     manager = _Run(tmp_path / "run").manager
+
     assert hidden & {*vars(CheckpointManager), *vars(manager)} == set()
 
 
@@ -194,10 +224,13 @@ def test_orbits_own_controller_saves_and_restores_with_it(tmp_path: Path) -> Non
         )
         assert int(run.step.numpy()) == begun  # it restores when it is made
         controller.train(end)
+
     assert run.manager.latest_checkpoint == str(tmp_path / "ckpt-4")
     assert run.manager.checkpoints == [str(tmp_path / f"ckpt-{step}") for step in (3, 4)]
-    assert (run.manager.directory, run.manager.checkpoint_interval) == (str(tmp_path), 1)
-    assert controller.restore_checkpoint(str(tmp_path / "ckpt-3")) and int(run.step.numpy()) == 3
+    assert run.manager.directory == str(tmp_path)
+    assert run.manager.checkpoint_interval == 1
+    assert controller.restore_checkpoint(str(tmp_path / "ckpt-3"))
+    assert int(run.step.numpy()) == 3
 
 
 def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -> None:
@@ -205,14 +238,19 @@ def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -
     for _ in range(3):
         run.train()
         run.manager.save()
+
     run.manager.sync()
     saved = [str(tmp_path / f"ckpt-{step}") for step in (2, 3)]
+
     state = tf.train.get_checkpoint_state(str(tmp_path))
-    assert (state.model_checkpoint_path, list(state.all_model_checkpoint_paths)) == (
-        saved[-1],
-        saved,
-    )
+
+    assert state.model_checkpoint_path == saved[-1]
+    assert list(state.all_model_checkpoint_paths) == saved
+
     theirs = tf.train.CheckpointManager(run.manager.checkpoint, str(tmp_path), max_to_keep=2)
-    assert (theirs.latest_checkpoint, theirs.checkpoints) == (saved[-1], saved)
+    assert theirs.latest_checkpoint == saved[-1]
+    assert theirs.checkpoints == saved
+
     theirs.save(4)
+
     assert list(complete_checkpoints(str(tmp_path))) == [3, 4]

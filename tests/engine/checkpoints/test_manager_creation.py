@@ -15,9 +15,12 @@ def test_the_config_sets_the_save_interval_and_max_to_keep(tmp_path: Path) -> No
     trainer = create_trainer(config, LinearTask(config.task))
     run = RunDirectory(str(tmp_path), config.trainer)
     manager = CheckpointManager(trainer, run, config.trainer, asynchronous=False)
+
     for step in range(1, 11):
         trainer.global_step.assign(step)
         manager.save(step)
+
     kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("ckpt-*.index"))
+
     assert kept == [6, 9]
     assert manager.checkpoint_interval == 3

@@ -33,12 +33,14 @@ def _copy(other: Path, folder: Path, step: int, *left_out: str) -> list[str]:
     copied = [part for part in parts(step) if part not in left_out]
     for part in copied:
         shutil.copy(other / part, folder / part)
+
     return copied
 
 
 def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
     _run(tmp_path).train_to(1)
     SmallRun(tmp_path).train_to(2)
+
     assert [
         (read_commit_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)
     ] == [
@@ -55,7 +57,8 @@ def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
         False,
         False,
     ]
-    assert is_saved_by_run(f"{tmp_path}/ckpt-1", "") and not is_foreign(f"{tmp_path}/ckpt-1", "")
+    assert is_saved_by_run(f"{tmp_path}/ckpt-1", "")
+    assert not is_foreign(f"{tmp_path}/ckpt-1", "")
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -64,7 +67,9 @@ def test_rotation_neither_counts_nor_removes_foreign_checkpoints(
 ) -> None:
     _run(tmp_path, max_to_keep=2).train_to(2, 3)
     foreign = _copy(other, tmp_path, 1, *([] if recorded else parts(1)[:1]))
+
     _run(tmp_path, max_to_keep=2).train_to(4, 5)
+
     assert names(tmp_path) == sorted(["checkpoint", *foreign, *parts(4), *parts(5)])
     assert all((tmp_path / part).read_bytes() == (other / part).read_bytes() for part in foreign)
 
@@ -82,8 +87,10 @@ def test_a_run_with_a_newer_foreign_checkpoint_does_not_start(other: Path, tmp_p
         ):
             _run(tmp_path)
         assert set(names(tmp_path)) == before
+
     with pytest.raises(UsageError, match=r"--from_step: another run saved .*ckpt-7"):
         _run(tmp_path, from_step=7)
+
     assert _run(tmp_path, "").start == 7  # without a manifest it is a folder of copies
 
 
@@ -91,8 +98,10 @@ def test_a_save_does_not_replace_a_foreign_checkpoint(other: Path, tmp_path: Pat
     run = _run(tmp_path)
     run.train_to(6)
     _copy(other, tmp_path, 7)
+
     with pytest.raises(StorageError, match=r"another run saved .*ckpt-7"):
         run.train_to(7)
+
     assert is_foreign(f"{tmp_path}/ckpt-7", "ours")
 
 
@@ -102,7 +111,9 @@ def test_a_save_moves_another_programs_checkpoint_away(
     run = _run(tmp_path)
     run.train_to(6)
     copied = _copy(other, tmp_path, 7, *parts(7)[:1])
+
     run.train_to(7)
+
     assert names(tmp_path / "archived") == copied
     assert "this run did not save it; it was moved to" in caplog.text
     assert is_saved_by_run(f"{tmp_path}/ckpt-7", "ours")
@@ -113,13 +124,17 @@ def test_who_only_reads_passes_over_checkpoints_of_another_run(
 ) -> None:
     _run(tmp_path).train_to(1, 3)
     _copy(other, tmp_path, 7)
-    assert (
-        find_newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"
-    )  # a folder without a manifest is of any run
+
+    # A folder without a manifest is of any run.
+    assert find_newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"
+
     (tmp_path / "manifest.json").write_text('{"run_id": "ours"}')
+
     assert find_newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
+
     for newest_only, steps in ((False, [1, 3]), (True, [3])):
         arrivals = CheckpointWatcher(str(tmp_path), 0, UnmonitoredRun(lambda: True), newest_only)
         taken = itertools.islice(arrivals.follow(lambda: False, contextlib.nullcontext), len(steps))
         assert list(taken) == [f"{tmp_path}/ckpt-{step}" for step in steps]
+
     assert "ckpt-7 was saved by another run" in caplog.text

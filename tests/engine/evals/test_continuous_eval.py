@@ -59,12 +59,12 @@ def once_evaluated(
 
 
 @pytest.fixture
-def evaluated(once_evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+def evaluated_run(once_evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
     """A copy of that folder, to go on with."""
     return Path(shutil.copytree(once_evaluated[0], tmp_path / "evaluated"))
 
 
-def _ledger(folder: Path) -> list[tuple[int, str | None]]:
+def _read_ledger(folder: Path) -> list[tuple[int, str | None]]:
     records = json_lines(folder / "evals/continuous_eval.jsonl")
     return [(record["step"], record.get("checkpoint")) for record in records]
 
@@ -74,6 +74,7 @@ def test_continuous_eval_scores_all_and_ends_with_the_run(
 ) -> None:
     folder, logs = once_evaluated
     ledger = json_lines(folder / "evals/continuous_eval.jsonl")
+
     assert [record["step"] for record in ledger] == [10, 20, 30, 40]
     assert logs["validation_loss"] == pytest.approx(ledger[-1]["metrics"]["validation_loss"])
     assert (folder / "evals" / "continuous_eval" / "best_ckpt" / "info.json").exists()
@@ -81,23 +82,25 @@ def test_continuous_eval_scores_all_and_ends_with_the_run(
 
 
 def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> None:
-    """And while it reads a checkpoint, the run rotates none of those away that it has not read yet."""
+    """And while it reads a checkpoint, the run rotates none away that it has not read yet."""
 
     def train_on(logs: Any) -> None:
         if not (run / "ckpt-60.index").exists():
             _run(run, config=_CONFIG.replace(trainer={"train_steps": 60, "max_to_keep": 1}))
 
     (run / "final.json").unlink()
-    (run / "params.yaml").write_text(
-        (run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60")
-    )
+    params = (run / "params.yaml").read_text()
+    (run / "params.yaml").write_text(params.replace("train_steps: 40", "train_steps: 60"))
+
     _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
+
     assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50, 60]
-    assert _ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50, 60)]
+    assert _read_ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50, 60)]
 
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
     config = linear_experiment(continuous_eval_timeout=0.2)
+
     with pytest.raises(
         NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; no run"
     ):
@@ -105,22 +108,24 @@ def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
-    once_evaluated: tuple[Path, dict[str, Any]], evaluated: Path
+    once_evaluated: tuple[Path, dict[str, Any]], evaluated_run: Path
 ) -> None:
-    info = (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text()
-    _, again = _run(evaluated, "continuous_eval", _CONFIG)
-    assert _ledger(evaluated) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
+    info = (evaluated_run / "evals/continuous_eval/best_ckpt/info.json").read_text()
+    _, again = _run(evaluated_run, "continuous_eval", _CONFIG)
+
+    assert _read_ledger(evaluated_run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
     assert again == pytest.approx(
         {name: value for name, value in once_evaluated[1].items() if name in again}
     )
-    assert (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
-    curves = read_curves(evaluated / "evals/continuous_eval")
+    assert (evaluated_run / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
+
+    curves = read_curves(evaluated_run / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30, 40]
 
 
-def test_a_sidecar_with_other_data_evaluates_all_again(evaluated: Path) -> None:
-    _run(evaluated, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
-    assert [step for step, _ in _ledger(evaluated)] == [10, 20, 30, 40] * 2
+def test_a_sidecar_with_other_data_evaluates_all_again(evaluated_run: Path) -> None:
+    _run(evaluated_run, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
+    assert [step for step, _ in _read_ledger(evaluated_run)] == [10, 20, 30, 40] * 2
 
 
 def test_the_newest_only_is_evaluated_when_the_config_says_so(
@@ -132,43 +137,56 @@ def test_the_newest_only_is_evaluated_when_the_config_says_so(
             "continuous_eval",
             _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}),
         )
-    assert _ledger(run) == [(40, "ckpt-40")]
+
+    assert _read_ledger(run) == [(40, "ckpt-40")]
     assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
 
-def test_a_rewound_run_is_followed_and_evaluated_again(evaluated: Path) -> None:
+def test_a_rewound_run_is_followed_and_evaluated_again(evaluated_run: Path) -> None:
     rate = {"optimizer_config": {"learning_rate": {"constant": {"learning_rate": 0.1}}}}
     other = _CONFIG.replace(trainer={"train_steps": 30, **rate})
-    _run(evaluated, config=other, from_step=10)
-    _, logs = _run(evaluated, "continuous_eval", other)
-    lines = json_lines(evaluated / "evals/continuous_eval.jsonl")
+    _run(evaluated_run, config=other, from_step=10)
+    _, logs = _run(evaluated_run, "continuous_eval", other)
+
+    lines = json_lines(evaluated_run / "evals/continuous_eval.jsonl")
+
     assert [(line["lineage"], line["step"], line.get("kind")) for line in lines] == [
-        *[(0, 10, None), (0, 20, None), (0, 30, None), (0, 40, None)],
-        *[(1, 10, "rewind"), (1, 20, None), (1, 30, None)],
+        (0, 10, None),
+        (0, 20, None),
+        (0, 30, None),
+        (0, 40, None),
+        (1, 10, "rewind"),
+        (1, 20, None),
+        (1, 30, None),
     ]
     assert lines[-1]["metrics"]["validation_loss"] != lines[2]["metrics"]["validation_loss"]
     assert logs["validation_loss"] == pytest.approx(lines[-1]["metrics"]["validation_loss"])
+
     active = [
         line for line in lines if "metrics" in line and (line["lineage"] or line["step"] == 10)
     ]
     best = max(active, key=lambda line: float(line["metrics"]["accuracy"]))
+
     assert logs["best_accuracy"] == pytest.approx(best["metrics"]["accuracy"])
-    curves = read_curves(evaluated / "evals/continuous_eval")
+
+    curves = read_curves(evaluated_run / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30]
 
 
 def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
     before = sorted(os.listdir(run))
+
     with pytest.raises(UsageError, match="not a validation metric"):
         _run(
             run,
             "continuous_eval",
             _CONFIG.replace(trainer={"best_checkpoint_eval_metric": "acuracy"}),
         )
+
     assert sorted(os.listdir(run)) == before
 
 
-def _sidecar(
+def _create_sidecar(
     folder: Path, train_steps: int = 20, best: BestWeightsExporter | None = None, step: int = 0
 ) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
@@ -188,66 +206,88 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
         if reached == point:
             raise KeyboardInterrupt
 
-    best, weights = start(), tf.train.Checkpoint(w=tf.Variable(1.0))
+    best = start()
+    weights = tf.train.Checkpoint(w=tf.Variable(1.0))
     for step, accuracy in ((10, 0.5), (20, 0.9)):
         best.maybe_export_checkpoint(weights, {"accuracy": accuracy}, step)
-        _sidecar(tmp_path).record(step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}"))
+        _create_sidecar(tmp_path).record(
+            step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}")
+        )
+
     Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="").rewind(10)
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(files, "on_write_point", die)
-        _sidecar(tmp_path, best=best).begin()
-    _sidecar(tmp_path, best=(best := start())).begin()
+        _create_sidecar(tmp_path, best=best).begin()
+
+    best = start()
+    _create_sidecar(tmp_path, best=best).begin()
+
     assert best.best == ("accuracy", 0.5, 10)
     assert read_json(tmp_path / "best/info.json")["step"] == 10
     assert list(complete_checkpoints(str(tmp_path / "best"))) == [10]
 
 
 def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
-    sidecar = _sidecar(tmp_path)
-    assert not sidecar.is_alive() and "no run has begun there" in sidecar.describe_trainer()
+    sidecar = _create_sidecar(tmp_path)
+
+    assert not sidecar.is_alive()
+    assert "no run has begun there" in sidecar.describe_trainer()
+
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.is_alive()
         assert sidecar.describe_trainer().endswith(
             f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)"
         )
-    assert not sidecar.is_alive() and sidecar.describe_trainer().endswith(" ended at step 40: done")
+
+    assert not sidecar.is_alive()
+    assert sidecar.describe_trainer().endswith(" ended at step 40: done")
 
 
 def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sidecar = _sidecar(tmp_path)
+    sidecar = _create_sidecar(tmp_path)
     with RunLock(tmp_path, lambda: ("train", 40), host="elsewhere"):
         text = (tmp_path / "heartbeat.json").read_text()
         assert sidecar.is_alive()
+
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.evals.continuous_eval._SILENT_SECONDS", 0.0)
-    assert (
-        not sidecar.is_alive()
-        and "elsewhere" in sidecar.describe_trainer()
-        and "is gone; its last" in sidecar.describe_trainer()
-    )
+
+    assert not sidecar.is_alive()
+    assert "elsewhere" in sidecar.describe_trainer()
+    assert "is gone; its last" in sidecar.describe_trainer()
 
 
 def test_a_run_is_not_finished_while_its_trainer_is_alive(tmp_path: Path) -> None:
     (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}}')
+
     with RunLock(tmp_path, lambda: ("start", 0)):
-        assert not _sidecar(tmp_path, train_steps=40).is_finished()
-    assert _sidecar(tmp_path, train_steps=40).is_finished()
+        assert not _create_sidecar(tmp_path, train_steps=40).is_finished()
+
+    assert _create_sidecar(tmp_path, train_steps=40).is_finished()
 
 
 def test_a_step_whose_checkpoint_is_gone_is_no_end_of_a_run(tmp_path: Path) -> None:
-    sidecar = _sidecar(tmp_path, train_steps=30, step=40)
+    sidecar = _create_sidecar(tmp_path, train_steps=30, step=40)
+
     (tmp_path / "ckpt-10.index").touch()
+
     assert not sidecar.is_finished()
+
     (tmp_path / "ckpt-30.index").touch()
+
     assert sidecar.is_finished()
 
 
 def test_a_run_is_finished_when_final_json_has_enough_steps(tmp_path: Path) -> None:
     final = '{"step": 40, "mode": "train", "metrics": {}}'
     (tmp_path / "final.json").write_text(final)
-    assert not _sidecar(tmp_path, train_steps=100).is_finished()  # it may be about to go on
-    assert _sidecar(tmp_path, train_steps=40).is_finished()
+
+    assert not _create_sidecar(tmp_path, train_steps=100).is_finished()  # it may be about to go on
+    assert _create_sidecar(tmp_path, train_steps=40).is_finished()
+
     (tmp_path / "final.json").write_text(final.replace("{}}", '{}, "stopped": "enough"}'))
-    assert _sidecar(tmp_path, train_steps=100).is_finished()
+
+    assert _create_sidecar(tmp_path, train_steps=100).is_finished()

@@ -25,29 +25,24 @@ from trainer_kit.run.launcher import launch
 )
 def test_the_parts_have_every_image_in_one_of_them(module: Any, shape: tuple[int, ...]) -> None:
     (images, labels), (held_out, held_out_labels) = module.split_digits()
-    assert (images.shape, held_out.shape) == ((1437, *shape), (360, *shape))
-    assert labels[:10].tolist() == [
-        3,
-        9,
-        1,
-        3,
-        1,
-        9,
-        4,
-        4,
-        2,
-        8,
-    ]  # the split is always the same one
+
+    assert images.shape == (1437, *shape)
+    assert held_out.shape == (360, *shape)
+    # The split is always the same one.
+    assert labels[:10].tolist() == [3, 9, 1, 3, 1, 9, 4, 4, 2, 8]
+
     data = load_digits()
     expected = sorted(
         (*row.tolist(), label) for row, label in zip(data.data / 16, data.target, strict=True)
     )
     both = zip([*images, *held_out], [*labels, *held_out_labels], strict=True)
+
     assert sorted((*image.ravel().tolist(), label) for image, label in both) == expected
 
 
 def test_the_net_of_digits_is_as_its_config_says() -> None:
     assert lookup_task_class(DigitsConfig()) is digits_task.DigitsTask
+
     model = digits_task.DigitsTask(digits(width=4, dropout=0.2).task).build_model()
     assert model.count_params() == (9 * 4 + 4) + (9 * 4 * 8 + 8) + (9 * 8 * 8 + 8) + (
         4 * 4 * 8 * 10 + 10
@@ -58,6 +53,7 @@ def test_the_net_of_digits_is_as_its_config_says() -> None:
 
 def test_the_net_of_digits_mlp_is_as_its_config_says() -> None:
     assert lookup_task_class(DigitsMlpConfig()) is digits_mlp_task.DigitsMlpTask
+
     model = digits_mlp_task.DigitsMlpTask(digits_mlp(hidden=16, dropout=0.5).task).build_model()
     assert model.count_params() == (64 * 16 + 16) + (16 * 10 + 10)
     assert [layer.rate for layer in model.layers if "dropout" in layer.name] == [0.5]
@@ -66,11 +62,10 @@ def test_the_net_of_digits_mlp_is_as_its_config_says() -> None:
 def test_a_longer_run_of_digits_gets_a_longer_schedule() -> None:
     config = digits(train_steps=300, learning_rate=0.01).trainer
     cosine = config.optimizer_config.learning_rate.get()
-    assert (config.train_steps, cosine.decay_steps, cosine.initial_learning_rate) == (
-        300,
-        300,
-        0.01,
-    )
+
+    assert config.train_steps == 300
+    assert cosine.decay_steps == 300
+    assert cosine.initial_learning_rate == 0.01
     assert cosine.alpha > 0  # a run that is made longer by train_steps alone still learns
 
 
@@ -89,13 +84,16 @@ def test_a_few_steps_already_learn(
     _, logs = launch(
         trainer_kit.get_experiment(name).replace(trainer=short), "train_and_eval", str(tmp_path)
     )
-    assert logs["accuracy"] > accuracy and logs["validation_loss"] < loss  # by chance: 0.1 and 2.3
+
+    assert logs["accuracy"] > accuracy
+    assert logs["validation_loss"] < loss
 
 
 def test_a_short_run_of_digits_tasks_learns_both_tasks(tmp_path: Path) -> None:
     short = {"train_steps": 100, "steps_per_loop": 100, "summary_interval": 100}
     _, logs = launch(digits_tasks().replace(trainer=short), "train_and_eval", str(tmp_path))
-    assert (
-        logs["digit"]["accuracy"] > 0.7 and logs["parity"]["accuracy"] > 0.7
-    )  # by chance: 0.1 and 0.5
+
+    # By chance: 0.1 and 0.5.
+    assert logs["digit"]["accuracy"] > 0.7
+    assert logs["parity"]["accuracy"] > 0.7
     assert (tmp_path / "best_checkpoints" / "parity" / "info.json").is_file()

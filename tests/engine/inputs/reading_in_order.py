@@ -1,4 +1,4 @@
-"""Data with parallel random numbers, read and skipped under op determinism; to be started in a process of its own."""
+"""Data with parallel random numbers, read under op determinism, in a separate process."""
 
 from __future__ import annotations
 

@@ -47,25 +47,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(str(path) for path in folder.iterdir() if not path.suffix)
 
 
-def _number(text: tf.Tensor) -> tf.Tensor:
+def _parse_number(text: tf.Tensor) -> tf.Tensor:
     return tf.strings.to_number(text, tf.int64)
 
 
-def _stateless(value: tf.Tensor) -> tf.Tensor:
+def _add_stateless_random(value: tf.Tensor) -> tf.Tensor:
     return value + tf.random.stateless_uniform([], [value, 1], 0, 1000, tf.int64)
 
 
-def _random(value: tf.Tensor) -> tf.Tensor:
+def _add_random(value: tf.Tensor) -> tf.Tensor:
     return value * 0 + tf.random.uniform([], 0, 10**6, tf.int64)
 
 
-def _table() -> tf.data.Dataset:
+def _build_with_table() -> tf.data.Dataset:
     keys = tf.range(9, dtype=tf.int64)
     KEPT.append(tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), -1))
     return D.range(9).shuffle(9).map(KEPT[-1].lookup).repeat(2)
 
 
-def _variable(change: bool) -> tf.data.Dataset:
+def _build_with_variable(change: bool) -> tf.data.Dataset:
     variable = tf.Variable(3, dtype=tf.int64)
     KEPT.append(variable)
     return (
@@ -75,7 +75,7 @@ def _variable(change: bool) -> tf.data.Dataset:
     )
 
 
-def _lengths(value: tf.Tensor) -> tf.Tensor:
+def _fill_lengths(value: tf.Tensor) -> tf.Tensor:
     return tf.fill([value % 7 + 1], value)
 
 
@@ -92,10 +92,14 @@ CHAINS: dict[str, Make] = {
         lambda _: D.range(7).shuffle(7, seed=1, reshuffle_each_iteration=False).batch(2).repeat(3)
     ),
     "shuffle, map, repeat": lambda _: (
-        D.range(7).shuffle(9, seed=1).map(_stateless).repeat(2).repeat(2)
+        D.range(7).shuffle(9, seed=1).map(_add_stateless_random).repeat(2).repeat(2)
     ),
     "parallel map": lambda _: (
-        D.range(7).shuffle(7, seed=1).repeat(3).map(_stateless, num_parallel_calls=2).batch(2)
+        D.range(7)
+        .shuffle(7, seed=1)
+        .repeat(3)
+        .map(_add_stateless_random, num_parallel_calls=2)
+        .batch(2)
     ),
     "options and cardinality": lambda _: (
         D.range(7)
@@ -117,7 +121,7 @@ CHAINS: dict[str, Make] = {
         D.range(9).shuffle(5, seed=1).repeat(2).filter(lambda value: value % 3 != 0)
     ),
     "padded batches": lambda _: (
-        D.range(7).map(_lengths).shuffle(5, seed=1).repeat(3).padded_batch(2)
+        D.range(7).map(_fill_lengths).shuffle(5, seed=1).repeat(3).padded_batch(2)
     ),
     "unbatch": lambda _: (
         D.range(8).batch(3).unbatch().shuffle(5, seed=1).repeat(2).batch(3).unbatch()
@@ -133,7 +137,7 @@ CHAINS: dict[str, Make] = {
         .shuffle(3, seed=2)
         .repeat(2)
         .interleave(tf.data.TFRecordDataset, cycle_length=2)
-        .map(_number)
+        .map(_parse_number)
         .shuffle(4, seed=1)
         .batch(2)
     ),
@@ -142,7 +146,7 @@ CHAINS: dict[str, Make] = {
         .shuffle(3, seed=2)
         .repeat(2)
         .interleave(
-            lambda file: tf.data.TFRecordDataset(file).map(_number),
+            lambda file: tf.data.TFRecordDataset(file).map(_parse_number),
             cycle_length=2,
             num_parallel_calls=2,
         )
@@ -151,14 +155,17 @@ CHAINS: dict[str, Make] = {
         .prefetch(2)
     ),
     "records by num_parallel_reads": lambda files: (
-        tf.data.TFRecordDataset(files, num_parallel_reads=2).map(_number).repeat(2).batch(2)
+        tf.data.TFRecordDataset(files, num_parallel_reads=2).map(_parse_number).repeat(2).batch(2)
     ),
     "records of files in turn": lambda files: (
-        D.list_files([*files], seed=1).repeat(2).flat_map(tf.data.TFRecordDataset).map(_number)
+        D.list_files([*files], seed=1)
+        .repeat(2)
+        .flat_map(tf.data.TFRecordDataset)
+        .map(_parse_number)
     ),
     "lines": lambda files: (
         tf.data.TextLineDataset([f"{file}.txt" for file in files])
-        .map(_number)
+        .map(_parse_number)
         .shuffle(5, seed=1)
         .repeat(2)
     ),
@@ -172,7 +179,7 @@ CHAINS: dict[str, Make] = {
             )
         )
     ),
-    "a table": lambda _: _table(),
+    "a table": lambda _: _build_with_table(),
     "an assertion": lambda _: (
         D.range(7)
         .shuffle(9, seed=1)
@@ -183,7 +190,9 @@ CHAINS: dict[str, Make] = {
 # With what the reason has to name.
 SKIPPED: dict[str, tuple[Make, str]] = {
     "cache": (
-        lambda _: D.range(7).map(_stateless).cache().shuffle(5, seed=1).repeat(3).batch(2),
+        lambda _: (
+            D.range(7).map(_add_stateless_random).cache().shuffle(5, seed=1).repeat(3).batch(2)
+        ),
         r"cache\(\)",
     ),
     "a batch between shuffle and repeat": (
@@ -192,7 +201,7 @@ SKIPPED: dict[str, tuple[Make, str]] = {
     ),
     "an interleave between shuffle and repeat": (
         lambda files: (
-            D.list_files(files).interleave(tf.data.TFRecordDataset).map(_number).repeat(2)
+            D.list_files(files).interleave(tf.data.TFRecordDataset).map(_parse_number).repeat(2)
         ),
         r"shuffle\(\) below interleave\(\) and repeat\(\)",
     ),
@@ -214,7 +223,10 @@ SKIPPED: dict[str, tuple[Make, str]] = {
         ),
         r"interleave\(\): shuffle\(\)",
     ),
-    "a variable that stays": (lambda _: _variable(change=False), r"map\(\): ReadVariableOp"),
+    "a variable that stays": (
+        lambda _: _build_with_variable(change=False),
+        r"map\(\): ReadVariableOp",
+    ),
     "window": (
         lambda _: D.range(9).window(4).flat_map(lambda window: window.batch(4)).repeat(2),
         r"window\(\)",
@@ -222,7 +234,7 @@ SKIPPED: dict[str, tuple[Make, str]] = {
 }
 
 
-def _counting() -> Callable[..., Any]:
+def _build_counting_function() -> Callable[..., Any]:
     count = [0]
 
     def step(*_: Any) -> np.int64:
@@ -233,9 +245,12 @@ def _counting() -> Callable[..., Any]:
 
 
 INEXACT: dict[str, tuple[Make, str]] = {
-    "map with random numbers": (lambda _: D.range(50).map(_random), r"map\(\): RandomUniformInt"),
+    "map with random numbers": (
+        lambda _: D.range(50).map(_add_random),
+        r"map\(\): RandomUniformInt",
+    ),
     "random numbers in an interleave": (
-        lambda _: D.range(5).interleave(lambda _: D.range(9).map(_random)),
+        lambda _: D.range(5).interleave(lambda _: D.range(9).map(_add_random)),
         r"interleave\(\): RandomUniformInt",
     ),
     "random_shuffle": (
@@ -251,19 +266,23 @@ INEXACT: dict[str, tuple[Make, str]] = {
         "RandomUniform",
     ),
     "random numbers behind a cache": (
-        lambda _: D.range(50).map(_random).cache(),
+        lambda _: D.range(50).map(_add_random).cache(),
         r"map\(\): RandomUniformInt",
     ),
     "a generator of random numbers": (
-        lambda _: _generator(),
+        lambda _: _build_with_generator(),
         r"map\(\): RngReadAndSkip",
     ),
     "py_function": (
-        lambda _: D.range(50).map(lambda value: tf.py_function(_counting(), [value], tf.int64)),
+        lambda _: D.range(50).map(
+            lambda value: tf.py_function(_build_counting_function(), [value], tf.int64)
+        ),
         r"map\(\): EagerPyFunc",
     ),
     "numpy_function": (
-        lambda _: D.range(50).map(lambda value: tf.numpy_function(_counting(), [value], tf.int64)),
+        lambda _: D.range(50).map(
+            lambda value: tf.numpy_function(_build_counting_function(), [value], tf.int64)
+        ),
         r"map\(\): PyFunc",
     ),
     "from_generator": (
@@ -272,15 +291,18 @@ INEXACT: dict[str, tuple[Make, str]] = {
         ),
         r"flat_map\(\): PyFunc",
     ),
-    "a variable that changes": (lambda _: _variable(change=True), r"map\(\): AssignAddVariableOp"),
+    "a variable that changes": (
+        lambda _: _build_with_variable(change=True),
+        r"map\(\): AssignAddVariableOp",
+    ),
     "a map in any order": (
-        lambda _: D.range(50).map(_stateless, num_parallel_calls=2, deterministic=False),
+        lambda _: D.range(50).map(_add_stateless_random, num_parallel_calls=2, deterministic=False),
         r"map\(\): deterministic=False",
     ),
 }
 
 
-def _generator() -> tf.data.Dataset:
+def _build_with_generator() -> tf.data.Dataset:
     generator = tf.random.Generator.from_seed(1)
     KEPT.append(generator)
     return D.range(50).map(lambda value: value * 0 + generator.uniform([], 0, 9, tf.int64))
@@ -296,22 +318,23 @@ def _read(iterator: Any, count: int | None = None) -> list[Any]:
             )
         except StopIteration:
             break
+
     return elements
 
 
-def _method(
+def _choose_method(
     dataset: tf.data.Dataset, saved: bool = True, deterministic: bool = False
 ) -> tuple[str, str]:
-    found = choose_resume_method(
+    method = choose_resume_method(
         examine_dataset(dataset),
         iterator_obstacle="" if saved else SEVERAL,
         deterministic_ops=deterministic,
     )
-    return found.method, "\n".join(found.reasons)
+    return method.method, "\n".join(method.reasons)
 
 
 def _make(make: Make, files: list[str]) -> tf.data.Dataset:
-    """The dataset as a run makes it: after some number of other random ops, which differs from process to process."""
+    """Returns the dataset as a run makes it: after some random ops, which differ by process."""
     tf.random.uniform([])
     return call_build_inputs(lambda params: make(files), None)
 
@@ -321,14 +344,19 @@ def test_a_saved_iterator_continues_exactly_at_every_position(
     name: str, files: list[str], tmp_path: Path
 ) -> None:
     dataset = _make(CHAINS[name], files)
-    assert _method(dataset) == ("iterator", "")
+
+    assert _choose_method(dataset) == ("iterator", "")
+
     iterator = iter(dataset)
     elements: list[Any] = []
     saved: list[str] = []
+
     while len(elements) == len(saved):
         saved.append(tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / str(len(saved)))))
         elements += _read(iterator, 1)
+
     assert len(elements) > 5
+
     for position, path in enumerate(saved):
         resumed = iter(_make(CHAINS[name], files))
         tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
@@ -341,6 +369,7 @@ def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
         for make in CHAINS.values()
         for part in iterate_transformations(_make(make, files))
     }
+
     assert kinds >= dataset_resume._SAFE
 
 
@@ -348,6 +377,7 @@ def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
 def test_skipping_continues_exactly(name: str, files: list[str]) -> None:
     make = CHAINS.get(name) or SKIPPED[name][0]
     elements = _read(iter(_make(make, files)))
+
     for position in (1, len(elements) // 2, len(elements) - 1):
         assert _read(iter(skip_batches(_make(make, files), position))) == elements[position:]
 
@@ -356,6 +386,7 @@ def test_skipping_continues_exactly(name: str, files: list[str]) -> None:
 def test_reported_datasets_change_their_order_when_read_again(name: str, files: list[str]) -> None:
     dataset = _make(CHAINS[name], files)
     again = _read(iter(dataset)) == _read(iter(dataset))
+
     assert again == (not examine_dataset(dataset).reshuffled_each_iteration)
 
 
@@ -364,13 +395,15 @@ def test_new_orders_are_known_for_shuffles_of_large_arrays(again: bool) -> None:
     dataset = D.from_tensor_slices(np.zeros([2, 2**24], np.int8)).shuffle(
         2, seed=1, reshuffle_each_iteration=again
     )
+
     assert examine_dataset(dataset).reshuffled_each_iteration == (("shuffle()",) if again else ())
 
 
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, files: list[str]) -> None:
     make, named = SKIPPED[name]
-    method, reasons = _method(_make(make, files))
+    method, reasons = _choose_method(_make(make, files))
+
     assert method == "skip"
     assert reasons.startswith("task.train_data: a resumed run reads the data from its start")
     assert re.search(named, reasons), reasons
@@ -379,9 +412,13 @@ def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, files: list[
 
 def test_several_replicas_can_only_skip() -> None:
     dataset = D.range(50).shuffle(9, seed=1)
-    method, reasons = _method(dataset, saved=False)
-    assert method == "skip" and SEVERAL in reasons
+    method, reasons = _choose_method(dataset, saved=False)
+
+    assert method == "skip"
+    assert SEVERAL in reasons
+
     distributed = replicas(2).distribute_datasets_from_function(lambda context: dataset)
+
     with pytest.raises(ValueError, match="trackable"):
         tf.train.Checkpoint(iterator=iter(distributed))
 
@@ -397,14 +434,16 @@ def test_what_cannot_be_resumed_exactly_is_named(
     name: str, inexact: Callable[[str], tf.data.Dataset]
 ) -> None:
     named = INEXACT[name][1]
-    method, reasons = _method(inexact(name))
+    method, reasons = _choose_method(inexact(name))
+
     assert method == "inexact"
     assert re.search(named, reasons), reasons
-    assert reasons.startswith("task.train_data: resume is not exact") and "ArraySource" in reasons
+    assert reasons.startswith("task.train_data: resume is not exact")
+    assert "ArraySource" in reasons
 
 
 def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> None:
-    """The reason for the rule about what is between shuffle and repeat; once this fails, TensorFlow has mended it."""
+    """The reason for the rule about shuffle and repeat. This fails if TensorFlow mends it."""
     make: Make = lambda _: D.range(25).shuffle(9, seed=1).batch(4).repeat()  # noqa: E731
     cut = 14  # two passes of 7 batches
     options = tf.data.Options()
@@ -413,7 +452,9 @@ def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> No
     first = iter(_make(make, []).with_options(options))
     _read(first, cut)
     path = tf.train.Checkpoint(iterator=first).write(str(tmp_path / "iterator"))
+
     resumed = iter(_make(make, []).with_options(options))
+
     tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
     assert _read(resumed, 10) != _read(first, 10)
 
@@ -428,37 +469,44 @@ def test_op_determinism_makes_all_but_python_skippable(
         "random_shuffle",
         "a map in any order",
     ):
-        method, _ = _method(inexact(name), deterministic=True)
+        method, _ = _choose_method(inexact(name), deterministic=True)
         assert (name, method) in ((name, "skip"), (name, "iterator"))
         assert (method == "iterator") == name.endswith("any order")
+
     for name in (
         "py_function",
         "from_generator",
         "a variable that changes",
         "a generator of random numbers",
     ):
-        assert _method(inexact(name), deterministic=True)[0] == "inexact"
+        assert _choose_method(inexact(name), deterministic=True)[0] == "inexact"
 
 
 def test_any_order_options_and_unseeded_data_are_named() -> None:
     options = tf.data.Options()
     options.deterministic = False
-    assert _method(D.range(9).with_options(options).batch(2)) == (
-        "iterator",
-        "",
-    )  # nothing in it is parallel
-    method, reasons = _method(
-        D.range(9).with_options(options).map(_stateless, num_parallel_calls=2)
+
+    # Nothing in it is parallel.
+    assert _choose_method(D.range(9).with_options(options).batch(2)) == ("iterator", "")
+
+    method, reasons = _choose_method(
+        D.range(9).with_options(options).map(_add_stateless_random, num_parallel_calls=2)
     )
-    assert method == "inexact" and "map(): deterministic=False" in reasons
+    assert method == "inexact"
+    assert "map(): deterministic=False" in reasons
+
     tf.random.set_seed(None)
+
     for dataset, named in ((D.range(9).shuffle(9), "shuffle()"), (D.random(), "random()")):
-        method, reasons = _method(dataset.batch(2))
-        assert method == "inexact" and f"{named} without a seed" in reasons
-    assert _method(D.range(9).shuffle(9, seed=1))[0] == "iterator"
+        method, reasons = _choose_method(dataset.batch(2))
+        assert method == "inexact"
+        assert f"{named} without a seed" in reasons
+
+    assert _choose_method(D.range(9).shuffle(9, seed=1))[0] == "iterator"
 
 
 def test_op_determinism_repeats_parallel_random_numbers() -> None:
     with ForkServer(["tests.engine.inputs.reading_in_order"]) as server:
         ended = server.run(read_whole_and_skipped)
+
     assert ended.code == 0, ended.text[-2000:]

@@ -1,20 +1,19 @@
-"""A state of an iterator that holds a failed read is known, for each transformation that reads ahead."""
+"""The state of an iterator that contains a failed read, for each transformation."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
+from tests.builders import wait_until
 from trainer_kit.inputs.failed_read import has_failed_read
 
 D = tf.data.Dataset
-READ_AHEAD: dict[
-    str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]
-] = {  # the last batch that can be read
+# The last batch that can be read, and the transformation.
+READ_AHEAD: dict[str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]] = {
     "prefetch": (4, lambda data: data.prefetch(8)),
     "batch": (2, lambda data: data.batch(2, num_parallel_calls=4)),
     "batch, prefetch": (1, lambda data: data.batch(4).prefetch(2)),
@@ -35,7 +34,8 @@ READ_AHEAD: dict[
 
 @pytest.mark.parametrize("name", READ_AHEAD)
 def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
-    missing, prefix = tmp_path / "missing", str(tmp_path / "state")
+    missing = tmp_path / "missing"
+    prefix = str(tmp_path / "state")
 
     def read(number: tf.Tensor) -> tf.Tensor:
         content = tf.cond(
@@ -45,30 +45,34 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
 
     last, make = READ_AHEAD[name]
     dataset = make(D.range(40).map(read, num_parallel_calls=4))
-    iterator, until = iter(dataset), time.monotonic() + 30
+    iterator = iter(dataset)
     for _ in range(last):
         next(iterator)
-    while (
-        not has_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix))
-        and time.monotonic() < until
-    ):
-        time.sleep(0.01)
+    wait_until(
+        lambda: has_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix)), seconds=30
+    )
+
     missing.write_text("")
     restored = iter(dataset)
+
     tf.train.Checkpoint(iterator=restored).read(prefix)
+
     assert has_failed_read(prefix)
+
     with pytest.raises(tf.errors.NotFoundError):
         for _ in range(20):
             next(restored)
 
 
 def test_a_state_without_one_or_a_damaged_file_holds_none(tmp_path: Path) -> None:
-    iterator = iter(
-        D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4)
-    )
+    dataset = D.range(40).map(lambda number: number + 1, num_parallel_calls=4)
+    iterator = iter(dataset.batch(2).prefetch(4))
     next(iterator)
-    assert not has_failed_read(
-        tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
-    )
+
+    state = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
+
+    assert not has_failed_read(state)
+
     (tmp_path / "empty.data-00000-of-00001").touch()
+
     assert not has_failed_read(str(tmp_path / "empty"))

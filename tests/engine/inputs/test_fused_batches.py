@@ -27,7 +27,7 @@ class _Pair(NamedTuple):
     y: Any
 
 
-def _unstacked(dataset: tf.data.Dataset, stacks: int) -> list[Any]:
+def _unstack_batches(dataset: tf.data.Dataset, stacks: int) -> list[Any]:
     """The batches of the first `stacks` elements, without what they are filled up with."""
     batches = []
     for count, stack in dataset.take(stacks):
@@ -35,14 +35,16 @@ def _unstacked(dataset: tf.data.Dataset, stacks: int) -> list[Any]:
             tf.nest.map_structure(lambda part, n=n: part[n].numpy().tolist(), stack)
             for n in range(int(count))
         ]
+
     return batches
 
 
 def test_full_stacks_and_a_last_one_that_is_filled_up() -> None:
     dataset = stack_batches(tf.data.Dataset.range(14).batch(2, drop_remainder=True), 4)
+
     assert [int(count) for count, _ in dataset] == [4, 3]
     assert {tuple(batches.shape) for _, batches in dataset} == {(4, 2)}
-    assert _unstacked(dataset, 2) == [[2 * n, 2 * n + 1] for n in range(7)]
+    assert _unstack_batches(dataset, 2) == [[2 * n, 2 * n + 1] for n in range(7)]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,7 @@ def test_full_stacks_and_a_last_one_that_is_filled_up() -> None:
 def test_elements_keep_their_structure(structure: Any) -> None:
     dataset = tf.data.Dataset.range(8).map(structure).batch(2, drop_remainder=True)
     _, spec = stack_batches(dataset, 2).element_spec
+
     tf.nest.assert_same_structure(spec, dataset.element_spec)
     assert type(spec) is type(dataset.element_spec)
 
@@ -58,12 +61,13 @@ def test_elements_keep_their_structure(structure: Any) -> None:
 def test_batches_of_other_sizes_begin_a_stack_of_their_own() -> None:
     dataset = tf.data.Dataset.range(5).map(lambda x: {"x": x, "y": (x,)}).batch(2).repeat(2)
     stacks = stack_batches(dataset, 4)
+
     assert [int(count) for count, _ in stacks] == [2, 1, 1, 1, 1]
+
     plain = [tf.nest.map_structure(lambda part: part.numpy().tolist(), batch) for batch in dataset]
-    assert _unstacked(stacks, 5) == plain
-    assert {len(stack["x"]) for _, stack in stacks} == {
-        4
-    }  # filled up, so that few programs are compiled
+    assert _unstack_batches(stacks, 5) == plain
+    # Filled up, so that few programs are compiled.
+    assert {len(stack["x"]) for _, stack in stacks} == {4}
 
 
 @pytest.mark.parametrize("position", [Position(5, (1,)), Position(2, (3, 11))])
@@ -72,37 +76,39 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
     transformed = ArraySource(
         (np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair
     )
-    at_once, one_by_one = (
-        build_stacked_dataset_at(source, position, 3),
-        build_stacked_dataset_at(transformed, position, 3),
-    )
+    at_once = build_stacked_dataset_at(source, position, 3)
+    one_by_one = build_stacked_dataset_at(transformed, position, 3)
+
     assert at_once.element_spec == one_by_one.element_spec
-    count = 12
-    assert _unstacked(at_once, 4) == _unstacked(one_by_one, 4)
+
+    assert _unstack_batches(at_once, 4) == _unstack_batches(one_by_one, 4)
+
     if not [out for out in position.skipped_batches if out >= position.batch]:
         plain = [
-            [x.numpy().tolist(), y.numpy().tolist()]
-            for x, y in source.at(position.batch).take(count)
+            [x.numpy().tolist(), y.numpy().tolist()] for x, y in source.at(position.batch).take(12)
         ]
-        assert [list(batch) for batch in _unstacked(at_once, 4)] == plain
+        assert [list(batch) for batch in _unstack_batches(at_once, 4)] == plain
 
 
 def test_no_single_batch_is_prefetched_before_stacking() -> None:
     dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
     options = tf.data.Options()
     options.deterministic = True
-    plain, prefetched = stack_batches(dataset, 4), dataset.prefetch(3).with_options(options)
+    plain = stack_batches(dataset, 4)
+    prefetched = dataset.prefetch(3).with_options(options)
+
     stacks = build_stacked_dataset_at(prefetched, Position(1), 4)
-    assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
-    assert [get_transformation_kind(part) for part in iterate_transformations(stacks)].count(
-        "Prefetch"
-    ) == 1
+
+    assert _unstack_batches(stacks, 2) == _unstack_batches(plain, 2)[1:]
+    kinds = [get_transformation_kind(part) for part in iterate_transformations(stacks)]
+    assert kinds.count("Prefetch") == 1
     assert stacks.options().deterministic is True
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:
     source = ArraySource(np.arange(10), validation_data())
-    assert _unstacked(build_stacked_dataset_at(source, Position(), 2), 2) == [
+
+    assert _unstack_batches(build_stacked_dataset_at(source, Position(), 2), 2) == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9],

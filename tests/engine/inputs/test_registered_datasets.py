@@ -45,6 +45,7 @@ def register_datasets() -> Iterator[None]:
             size = 8
             if input_context:
                 size = input_context.get_per_replica_batch_size(params.global_batch_size)
+
             return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
 
         yield
@@ -54,19 +55,17 @@ class _NoInputs(LinearTask):
     build_inputs = Task.build_inputs
 
 
-def _trainer(train: dict[str, Any], validation: dict[str, Any]) -> Trainer:
-    data = {"train_data": {"dataset": train}, "validation_data": {"dataset": validation}}
-    config = linear_experiment().replace(task=data)
-    with replicas(2).scope():
-        return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
-
-
-_FIRST, _PIPED = {"type": "first", "first": {"examples": 20}}, {"type": "piped"}
+_FIRST = {"type": "first", "first": {"examples": 20}}
+_PIPED = {"type": "piped"}
 
 
 def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
     """On two replicas: each dataset gets its place among them."""
-    trainer = _trainer(_FIRST, _PIPED)
+    data = {"train_data": {"dataset": _FIRST}, "validation_data": {"dataset": _PIPED}}
+    config = linear_experiment().replace(task=data)
+    with replicas(2).scope():
+        trainer = Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
+
     assert np.isfinite(trainer.train(tf.constant(5))["training_loss"])
     assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}
     assert int(trainer.evaluated_batches.numpy()) == 13  # of 8 examples, of 103
@@ -75,12 +74,15 @@ def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
 def test_it_replaces_the_data_of_the_task() -> None:
     config = linear_experiment().replace(task={"validation_data": {"dataset": _FIRST}})
     trainer = Trainer.create(config, LinearTask(config.task), train=False, evaluate=True)
+
     trainer.evaluate(tf.constant(-1))
+
     assert int(trainer.evaluated_batches.numpy()) == 3  # of 8 examples, of 20
 
 
 def test_no_data_at_all_is_an_error_that_says_what_to_do() -> None:
     config = linear_experiment()
     trainer = Trainer.create(config, _NoInputs(TinyConfig()), train=True, evaluate=False)
+
     with pytest.raises(UsageError):
         trainer.train(tf.constant(1))

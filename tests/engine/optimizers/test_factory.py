@@ -1,4 +1,4 @@
-"""Each optimizer's first steps, compared with formulas in NumPy; what the factory wraps and refuses."""
+"""Each optimizer's first steps against NumPy, and what the factory wraps and refuses."""
 
 from __future__ import annotations
 
@@ -106,25 +106,31 @@ def test_ten_steps_are_those_of_the_class_of_keras(case: str) -> None:
     ours = create_optimizer(config)
     theirs = kind(numpy_optimizers.RATE, **arguments)
     weights, expected = (keras.Variable(START, dtype="float32", name="weights") for _ in range(2))
+
     for gradient in GRADIENTS:
         apply_gradients(ours, [(tf.constant(gradient, tf.float32), weights)])
         theirs.apply([tf.constant(gradient, tf.float32)], [expected])
 
     np.testing.assert_allclose(weights.numpy(), expected.numpy(), rtol=2e-5, atol=2e-6)
+
     for slot, wanted in zip(ours.variables, theirs.variables, strict=True):
         np.testing.assert_allclose(slot.numpy(), wanted.numpy(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("case", BY_FORMULA)
 def test_ten_steps_follow_the_formula(case: str) -> None:
-    kind, fields = case.split()[0], BY_FORMULA[case]
+    kind = case.split()[0]
+    fields = BY_FORMULA[case]
     optimizer = create_optimizer(optimization(kind, numpy_optimizers.RATE, **fields))
     weights = keras.Variable(START, dtype="float32", name="weights")
+
     for gradient in GRADIENTS:
         apply_gradients(optimizer, [(tf.constant(gradient, tf.float32), weights)])
 
     expected, expected_slots = getattr(numpy_optimizers, kind)(START, GRADIENTS, **fields)
+
     np.testing.assert_allclose(weights.numpy(), expected, rtol=2e-5, atol=2e-6)
+
     slots = optimizer.variables[2:]  # after iterations and learning rate
     for slot, wanted in zip(slots, expected_slots, strict=True):
         np.testing.assert_allclose(slot.numpy(), wanted, rtol=2e-5, atol=2e-6)
@@ -139,23 +145,23 @@ def test_every_type_of_the_config_has_a_case() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_keras_can_save_and_load_an_optimizer_with_its_fields(kind: str, dtype: str) -> None:
     fields = OptimizerConfig(type=kind).get()  # type: ignore[arg-type]
-    rule = (
-        {"exclude_from_weight_decay": ("bias",)}
-        if hasattr(fields, "exclude_from_weight_decay")
-        else {}
-    )
+    rule = {}
+    if hasattr(fields, "exclude_from_weight_decay"):
+        rule["exclude_from_weight_decay"] = ("bias",)
     optimizer = create_optimizer(optimization(kind, **rule), mixed_precision_dtype=dtype)
+
     loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert type(loaded) is type(optimizer) and loaded.get_config() == optimizer.get_config()
+
+    assert type(loaded) is type(optimizer)
+    assert loaded.get_config() == optimizer.get_config()
 
 
 def test_keras_own_clipping_is_left_out() -> None:
     optimizer = create_optimizer(optimization("adam", global_clipnorm=0.5))
-    assert (optimizer.global_clipnorm, optimizer.clipnorm, optimizer.clipvalue) == (
-        None,
-        None,
-        None,
-    )
+
+    assert optimizer.global_clipnorm is None
+    assert optimizer.clipnorm is None
+    assert optimizer.clipvalue is None
     assert optimizer.clipping == Clipping(global_clipnorm=0.5)
 
 
@@ -168,6 +174,7 @@ def test_the_name_of_the_config_is_that_of_the_optimizer() -> None:
 @pytest.mark.parametrize("scale", [None, "dynamic", 128.0])
 def test_float16_gets_a_loss_scale(dtype: str, scale: Any) -> None:
     optimizer = create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype, loss_scale=scale)
+
     assert isinstance(optimizer, LossScaleOptimizer)
     assert optimizer.is_dynamic == (scale != 128.0)
     assert float(optimizer.dynamic_scale.numpy()) == (128.0 if scale == 128.0 else 2.0**15)
@@ -180,6 +187,7 @@ def test_a_policy_that_a_task_has_set_gets_a_loss_scale() -> None:
         other = create_optimizer(optimization("sgd"), mixed_precision_dtype="bfloat16")
     finally:
         keras.config.set_dtype_policy("float32")
+
     assert isinstance(optimizer, LossScaleOptimizer)
     assert not isinstance(other, LossScaleOptimizer)
 
@@ -195,6 +203,7 @@ def test_other_precisions_ignore_a_loss_scale_with_a_warning(
         )
         assert not caplog.records
         create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype, loss_scale="dynamic")
+
     assert "loss_scale=dynamic is not used" in caplog.text
 
 
@@ -216,34 +225,40 @@ class ScaledConfig(tk.BaseOptimizerConfig):
 
 
 @pytest.fixture
-def scaled() -> Iterator[str]:
+def scaled_optimizer() -> Iterator[str]:
     """The name of an optimizer that a user has registered."""
     with restore_registries(OptimizerConfig.registry):
 
         @tk.register_optimizer("scaled", ScaledConfig)
         def build(config: ScaledConfig, learning_rate: Any) -> Any:
             """Makes short or long steps."""
-            return keras.optimizers.SGD(config.scale * learning_rate) if config.scale > 0 else None
+            if config.scale <= 0:
+                return None
+            return keras.optimizers.SGD(config.scale * learning_rate)
 
         yield "scaled"
 
 
-def _registered(name: str, scale: float, **clipping: float) -> OptimizationConfig:
+def _build_config(name: str, scale: float, **clipping: float) -> OptimizationConfig:
     section = {"type": name, name: {"scale": scale, **clipping}}
     return OptimizationConfig(optimizer=section, learning_rate={"type": "constant"})  # type: ignore[arg-type]
 
 
-def test_a_registered_optimizer_is_built_from_its_section(scaled: str) -> None:
-    optimizer = create_optimizer(_registered(scaled, 0.5, clipvalue=2.0))
+def test_a_registered_optimizer_is_built_from_its_section(scaled_optimizer: str) -> None:
+    optimizer = create_optimizer(_build_config(scaled_optimizer, 0.5, clipvalue=2.0))
+
     assert optimizer.clipping == Clipping(clipvalue=2.0)
+
     weights = keras.Variable([1.0, 1.0])
+
     apply_gradients(optimizer, [(tf.constant([3.0, -0.1]), weights)])
+
     np.testing.assert_allclose(weights.numpy(), [0.9, 1.005], rtol=1e-6)  # 3.0 is clipped to 2.0
 
 
-def test_a_registered_builder_has_to_return_an_optimizer(scaled: str) -> None:
+def test_a_registered_builder_has_to_return_an_optimizer(scaled_optimizer: str) -> None:
     with pytest.raises(UsageError):
-        create_optimizer(_registered(scaled, -1.0))
+        create_optimizer(_build_config(scaled_optimizer, -1.0))
 
 
 def test_optimizers_get_their_slots_before_the_first_step() -> None:
@@ -252,5 +267,7 @@ def test_optimizers_get_their_slots_before_the_first_step() -> None:
         "a": create_optimizer(optimization("adam")),
         "b": create_optimizer(optimization("adam")),
     }
+
     build_optimizers(optimizers, [variable])
+
     assert all(optimizer.built for optimizer in optimizers.values())

@@ -20,7 +20,7 @@ BIAS = np.array([3.0, -4.0], np.float32)
 Values = dict[str, np.ndarray]
 
 
-def _processed(
+def _process_gradients(
     *sections: dict[str, Any],
     updates: int = 0,
     sparse: bool = False,
@@ -40,19 +40,23 @@ def _processed(
         if sparse
         else KERNEL
     )
-    given = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
+    gradients = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
     run = (
         processing
         if in_xla is None
         else tf.function(processing, autograph=False, jit_compile=in_xla)
     )
-    results = run(given, variables, tf.constant(updates, tf.int64))
+    results = run(gradients, variables, tf.constant(updates, tf.int64))
     return dict(
-        zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True)
+        zip(
+            ("kernel", "bias"),
+            (tf.convert_to_tensor(result).numpy() for result in results),
+            strict=True,
+        )
     )
 
 
-def _norm(*arrays: np.ndarray) -> float:
+def _compute_norm(*arrays: np.ndarray) -> float:
     return float(np.sqrt(sum(np.sum(np.square(array)) for array in arrays)))
 
 
@@ -65,11 +69,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
     ),
     "clip_norm": (
         {"type": "clip_norm", "clip_norm": {"bound": 6.0}},
-        lambda g: g * min(1, 6 / _norm(g)),
+        lambda g: g * min(1, 6 / _compute_norm(g)),
     ),
     "clip_global_norm": (
         {"type": "clip_global_norm", "clip_global_norm": {"bound": 6.0}},
-        lambda g: g * 6 / _norm(KERNEL, BIAS),
+        lambda g: g * 6 / _compute_norm(KERNEL, BIAS),
     ),
     "centralize": ({"type": "centralize"}, lambda g: g - g.mean(0) if g.ndim > 1 else g),
     "check": ({"type": "check"}, lambda g: g),
@@ -80,16 +84,18 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_it_says(case: str, sparse: bool) -> None:
     section, expected = CASES[case]
-    for name, given in _processed(section, sparse=sparse).items():
+
+    for name, gradient in _process_gradients(section, sparse=sparse).items():
         np.testing.assert_allclose(
-            given, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
+            gradient, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
         )
 
 
 def test_processors_run_in_the_order_of_the_config() -> None:
     clip = {"type": "clip_value", "clip_value": {"bound": 3.0}}
-    np.testing.assert_array_equal(_processed(SCALE, clip)["bias"], [-3.0, 3.0])
-    np.testing.assert_array_equal(_processed(clip, SCALE)["bias"], [-6.0, 6.0])
+
+    np.testing.assert_array_equal(_process_gradients(SCALE, clip)["bias"], [-3.0, 3.0])
+    np.testing.assert_array_equal(_process_gradients(clip, SCALE)["bias"], [-6.0, 6.0])
 
 
 def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,15 +105,18 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
         "clip_global_norm": {"bound": 1.0},
         "variables": ("bi.s", "kernal"),
     }
-    found = _processed(clip)
-    np.testing.assert_array_equal(found["kernel"], KERNEL)
-    np.testing.assert_allclose(found["bias"], BIAS / 5, rtol=1e-6)
+    gradients = _process_gradients(clip)
+
+    np.testing.assert_array_equal(gradients["kernel"], KERNEL)
+    np.testing.assert_allclose(gradients["bias"], BIAS / 5, rtol=1e-6)
     assert "the pattern 'kernal' matches no variable; there are: kernel" in caplog.text
 
 
 def test_noise_has_the_decaying_standard_deviation() -> None:
-    processing = GradientProcessing([_noise(stddev=2.0, decay=0.5)])
-    zeros, variable = tf.zeros([100, 100]), tf.Variable(tf.zeros([100, 100]), name="kernel")
+    noise_section = {"type": "noise", "noise": {"stddev": 2.0, "decay": 0.5}}
+    processing = GradientProcessing([GradientProcessorConfig(**noise_section)])  # type: ignore[arg-type]
+    zeros = tf.zeros([100, 100])
+    variable = tf.Variable(tf.zeros([100, 100]), name="kernel")
     for updates, stddev in ((0, 2.0), (3, 1.0), (99, 0.2)):
         (noise,) = processing([zeros], [variable], tf.constant(updates))
         assert np.std(noise) == pytest.approx(stddev, rel=0.03)  # of 10000 numbers
@@ -118,26 +127,24 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     section = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0}}
     other = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0, "seed": 1}}
     alike = {"type": "scale", "scale": {"factor": 1.0}}
-    drawn = [_noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1)]
-    drawn += [_noise_of(other), _noise_of(alike, section)]
-    assert len({tuple(one) for one in drawn}) == len(drawn)
-    np.testing.assert_array_equal(_noise_of(section, in_xla=False), drawn[0])  # in a graph
-    np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
+    drawn = [_draw_noise(section), _draw_noise(section, updates=1), _draw_noise(section, seed=1)]
+
+    drawn += [_draw_noise(other), _draw_noise(alike, section)]
+
+    assert len({tuple(noise) for noise in drawn}) == len(drawn)
+    np.testing.assert_array_equal(_draw_noise(section, in_xla=False), drawn[0])  # in a graph
+    np.testing.assert_array_equal(_draw_noise(section, sparse=True), drawn[0])
     assert not np.isin(drawn[0][:2], drawn[0][-2:]).any()
 
 
 def test_xla_draws_the_same_noise() -> None:
     section = {"type": "noise", "noise": {"stddev": 1.0}}
-    np.testing.assert_allclose(_noise_of(section, in_xla=True), _noise_of(section), atol=1e-5)
+    np.testing.assert_allclose(_draw_noise(section, in_xla=True), _draw_noise(section), atol=1e-5)
 
 
-def _noise(**fields: float) -> GradientProcessorConfig:
-    return GradientProcessorConfig(type="noise", noise=fields)  # type: ignore[arg-type]
-
-
-def _noise_of(*sections: dict[str, Any], **options: Any) -> np.ndarray:
-    found = _processed(*sections, **{"in_xla": None, **options})
-    return np.concatenate([(found["kernel"] - KERNEL).ravel(), found["bias"] - BIAS])
+def _draw_noise(*sections: dict[str, Any], **options: Any) -> np.ndarray:
+    gradients = _process_gradients(*sections, **{"in_xla": None, **options})
+    return np.concatenate([(gradients["kernel"] - KERNEL).ravel(), gradients["bias"] - BIAS])
 
 
 @tk.configclass
@@ -164,9 +171,10 @@ def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]
             lambda gradient: gradient**config.power if tf.rank(gradient) > 1 else gradient
         )
     )
-    found = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
-    np.testing.assert_allclose(found["kernel"], KERNEL**3)
-    np.testing.assert_array_equal(found["bias"], BIAS)
+    gradients = _process_gradients({"type": "power", "power": {"power": 3}}, sparse=True)
+
+    np.testing.assert_allclose(gradients["kernel"], KERNEL**3)
+    np.testing.assert_array_equal(gradients["bias"], BIAS)
 
 
 def test_a_registered_function_gets_all_and_their_variables(
@@ -180,7 +188,8 @@ def test_a_registered_function_gets_all_and_their_variables(
         ]
 
     register(build)
-    np.testing.assert_allclose(_processed({"type": "power"})["bias"], BIAS**2)
+
+    np.testing.assert_allclose(_process_gradients({"type": "power"})["bias"], BIAS**2)
 
 
 @pytest.mark.parametrize(
@@ -199,4 +208,4 @@ def test_a_registered_function_that_cannot_be_used_is_refused(
 ) -> None:
     register(build)
     with pytest.raises(UsageError):
-        _processed({"type": "power"})
+        _process_gradients({"type": "power"})

@@ -35,11 +35,12 @@ GRADIENTS = [np.array([3.0, 4.0], np.float32), np.array([[12.0]], np.float32)]
 )
 def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> None:
     clipping = Clipping(**bounds)
+
     assert clipping.is_active == bool(bounds)
-    for given, wanted in zip(
-        clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True
-    ):
-        np.testing.assert_allclose(given, wanted, rtol=1e-6)
+
+    gradients = clip([tf.constant(gradient) for gradient in GRADIENTS], clipping)
+    for clipped, wanted in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(clipped, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +52,14 @@ def test_sparse_gradients_are_clipped_like_dense_ones(bounds: dict[str, float]) 
     )
     (clipped,) = clip([sparse], Clipping(**bounds))
     (dense,) = clip([tf.convert_to_tensor(sparse)], Clipping(**bounds))
+
     assert isinstance(clipped, tf.IndexedSlices)
     np.testing.assert_allclose(tf.convert_to_tensor(clipped), dense)
 
 
 def test_half_precision_norms_do_not_overflow() -> None:
     (clipped,) = clip([tf.constant([300.0, 400.0], tf.float16)], Clipping(global_clipnorm=5.0))
+
     assert clipped.dtype == tf.float16
     np.testing.assert_allclose(clipped, [3.0, 4.0], rtol=2e-3)
 
@@ -69,6 +72,7 @@ def test_clipping_comes_from_the_config() -> None:
     assert Clipping.from_config(optimization("adamw", global_clipnorm=0.5)) == Clipping(
         global_clipnorm=0.5
     )
+
     both = Clipping.from_config(optimization("adamw", clipnorm=0.5, gradient_clip_norm=2.0))
     assert both == Clipping(clipnorm=0.5, global_clipnorm=2.0)
 
@@ -78,7 +82,10 @@ TARGETS = np.linspace(-3.0, 3.0, 8, dtype=np.float32)
 
 
 def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> list[np.ndarray]:
-    """Trains an embedding (tokens repeat) and a dense layer on 8 examples over all replicas; returns the weights."""
+    """Returns the weights of an embedding and a dense layer, trained on 8 examples.
+
+    Tokens repeat among them. The replicas share the examples.
+    """
     count = strategy.num_replicas_in_sync
     with strategy.scope():
         ones = keras.initializers.Constant(0.5)
@@ -109,9 +116,12 @@ def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> l
             lambda: replica_step(tf.distribute.get_replica_context().replica_id_in_sync_group)
         )
 
-    run = step if count == 1 else tf.function(step)  # a few steps take less time than a trace
+    run = step
+    if count > 1:  # else a few steps take less time than a trace
+        run = tf.function(step)
     for _ in range(steps):
         run()
+
     return [value.numpy() for value in values]
 
 
@@ -146,16 +156,20 @@ def test_replicas_change_nothing(case: str) -> None:
     def make() -> Any:
         return create_optimizer(optimization(**TRAINING[case]))
 
-    one = train(replicas(1), make)
-    for given, wanted in zip(train(replicas(4 if case in ON_FOUR else 2), make), one, strict=True):
-        np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
+    count = 4 if case in ON_FOUR else 2
+    expected = train(replicas(1), make)
+    weights = train(replicas(count), make)
+
+    for weight, wanted in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight, wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
-    one = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
-    two = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
-    for given, wanted in zip(two, one, strict=True):
-        np.testing.assert_allclose(given, wanted, atol=1e-6)
+    on_one_replica = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+    on_two_replicas = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+
+    for weight, wanted in zip(on_two_replicas, on_one_replica, strict=True):
+        np.testing.assert_allclose(weight, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -176,16 +190,16 @@ def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
                 "schedule_free_adamw",
             )
         ),
-        *(
-            (kind, True) for kind in ("sgd", "lars", "adadelta")
-        ),  # Keras' one, one that needs all rows, one that is mended
+        # Keras' one, one that needs all rows, one that is mended.
+        *((kind, True) for kind in ("sgd", "lars", "adadelta")),
     ],
 )
 def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(kind: str, compiled: bool) -> None:
     sparse = tf.IndexedSlices(
         tf.constant([[1.0, 2], [3, 4], [1, 1]]), tf.constant([1, 1, 2]), tf.constant([4, 2])
     )
-    updates, results = [], []
+    updates = []
+    results = []
     for gradient in (sparse, tf.convert_to_tensor(sparse)):
         weights = keras.Variable(np.ones((4, 2)), dtype="float32")
         optimizer = create_optimizer(optimization(kind, global_clipnorm=2.0))
@@ -198,7 +212,9 @@ def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(kind: str, compil
         for update in updates:
             update()
 
-    step(), step()
+    for _ in range(2):
+        step()
+
     np.testing.assert_allclose(results[0].numpy(), results[1].numpy(), rtol=1e-5)
 
 
@@ -215,7 +231,7 @@ class Module(tf.Module):
         return x @ self.kernel + self.bias
 
 
-def tf_keras_model() -> Any:
+def build_tf_keras_model() -> Any:
     """The same function, of tf_keras."""
     model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
     model.set_weights([np.array([[1.0], [2.0]]), np.array([0.5])])
@@ -227,7 +243,7 @@ def tf_keras_model() -> Any:
     [
         *((Module, kind, 1) for kind in ("sgd", "adamw", "lars", "schedule_free_adamw")),
         (Module, "adafactor", 2),
-        *((tf_keras_model, kind, count) for kind, count in (("adamw", 1), ("adafactor", 2))),
+        *((build_tf_keras_model, kind, count) for kind, count in (("adamw", 1), ("adafactor", 2))),
     ],
 )
 def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
@@ -252,22 +268,30 @@ def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
         return strategy.experimental_local_results(strategy.run(replica_step))[0]
 
     losses = [float(step()) for _ in range(5)]
+
     assert losses[0] == pytest.approx(3.5**2)
     assert losses == sorted(losses, reverse=True)
 
 
 def test_a_variable_without_a_gradient_is_named_once_and_kept() -> None:
-    used, unused = keras.Variable([1.0], name="used"), keras.Variable([1.0], name="unused")
+    used = keras.Variable([1.0], name="used")
+    unused = keras.Variable([1.0], name="unused")
     optimizer = create_optimizer(optimization("sgd", momentum=0.9))
     step = tf.function(lambda: apply_gradients(optimizer, [(tf.ones(1), used), (None, unused)]))
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        step(), step()
+        for _ in range(2):
+            step()
+
     assert [str(w.message) for w in caught] == [
         "these variables have no gradient and are not trained: unused"
     ]
-    assert (used.numpy(), unused.numpy()) == (pytest.approx(0.71), 1.0)
+    assert used.numpy() == pytest.approx(0.71)
+    assert unused.numpy() == 1.0
+
     apply_gradients(optimizer, [(tf.ones(1), used), (tf.ones(1), unused)])
+
     assert unused.numpy() == pytest.approx(0.9)
 
 
@@ -280,10 +304,8 @@ def test_no_gradient_at_all_is_an_error(count: int) -> None:
 
 
 def test_an_unbuilt_optimizer_is_built_inside_a_graph_loop() -> None:
-    weights, optimizer = (
-        keras.Variable([4.0]),
-        create_optimizer(optimization("sgd", 1.0, momentum=0.5)),
-    )
+    weights = keras.Variable([4.0])
+    optimizer = create_optimizer(optimization("sgd", 1.0, momentum=0.5))
 
     @tf.function
     def loop() -> None:
@@ -291,6 +313,7 @@ def test_an_unbuilt_optimizer_is_built_inside_a_graph_loop() -> None:
             apply_gradients(optimizer, [(tf.ones(1), weights)])
 
     loop()
+
     np.testing.assert_allclose(weights.numpy(), [4.0 - 1.0 - 1.5])
 
 
@@ -300,7 +323,7 @@ def test_without_a_scale_a_loss_is_left_alone() -> None:
 
 
 def test_no_operation_joins_the_gradients_of_one_replica() -> None:
-    """TensorFlow takes such an operation for an order of reads and updates, drops other edges, and then removes it."""
+    """TensorFlow takes such an operation for an order of reads and updates, and removes it."""
     variables = [keras.Variable([1.0]), keras.Variable([2.0])]
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(variables)
@@ -312,4 +335,5 @@ def test_no_operation_joins_the_gradients_of_one_replica() -> None:
         )
 
     graph = step.get_concrete_function([tf.constant([1.0]), tf.constant([3.0])]).graph
+
     assert "IdentityN" not in {operation.type for operation in graph.get_operations()}

@@ -34,22 +34,27 @@ def test_values_equal_those_of_model_garden(classic: bool, nesterov: bool, adapt
     }
     same |= {"weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)}
     same |= {"exclude_from_layer_adaptation": ("nothing",) if adapted else ("bias",)}
-    ours, theirs = create_optimizer(optimization("lars", 0.3, **same)), LARS(0.3, **same)
+    ours = create_optimizer(optimization("lars", 0.3, **same))
+    theirs = LARS(0.3, **same)
     variables = [
         keras.Variable(value, dtype="float32", name=name) for name, value in VALUES.items()
     ]
     garden = [tf.Variable(value, dtype=tf.float32, name=name) for name, value in VALUES.items()]
+
     for step in range(1, 6):
         gradients = [tf.constant(0.1 * step - value, tf.float32) for value in VALUES.values()]
         ours.apply_gradients(list(zip(gradients, variables, strict=True)))
         theirs.apply_gradients(list(zip(gradients, garden, strict=True)))
-    for one, wanted in zip(variables, garden, strict=True):
-        np.testing.assert_allclose(one.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+    for variable, wanted in zip(variables, garden, strict=True):
+        np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_gradient_of_zeros_moves_nothing() -> None:
     weights = keras.Variable([1.0, 2.0])
+
     Lars(0.3).apply_gradients([(tf.zeros(2), weights)])
+
     assert weights.numpy().tolist() == [1.0, 2.0]
 
 
@@ -61,5 +66,7 @@ def test_a_pattern_that_finds_nothing_is_named_once(
     Lars(0.3, weight_decay=weight_decay, decay_rule=rule, adaptation_rule=rule).build(
         [keras.Variable(1.0, name="bias")]
     )
+
     subject = "weight decay" if weight_decay else "layer adaptation"
+
     assert caplog.messages == [f"{subject}: the pattern 'biass' matches none of the variables bias"]

@@ -10,7 +10,7 @@ PATHS = ["net/encoder_0/kernel", "net/encoder_1/kernel", "net/head/bias"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "paths"),
     [
         ("encodr_1/", PATHS[:2]),
         ("^net/hed/bias$", PATHS[2:]),
@@ -18,5 +18,5 @@ PATHS = ["net/encoder_0/kernel", "net/encoder_1/kernel", "net/head/bias"]
         ("quite else", PATHS),
     ],
 )
-def test_similar_paths_are_near_the_pattern(pattern: str, found: list[str]) -> None:
-    assert similar_paths(pattern, PATHS) == found
+def test_similar_paths_are_near_the_pattern(pattern: str, paths: list[str]) -> None:
+    assert similar_paths(pattern, PATHS) == paths

@@ -1,4 +1,4 @@
-"""From config to learning rate: each schedule and warm-up beside Model Garden's, Keras' or a formula."""
+"""From config to learning rate: schedules and warm-ups against Model Garden, Keras and formulas."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ WARMED_UP = [
 ]
 
 
-def schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
-    """Returns the config of a case of SECTIONS, with more fields of the section, and of a case of WARMUPS."""
+def build_schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
+    """Returns the config of a case of SECTIONS, with more fields, and of a case of WARMUPS."""
     kind = case.split()[0]
     rate = {"type": kind, kind: {**SECTIONS[case], **fields}}
     return OptimizationConfig(optimizer={"type": "sgd"}, learning_rate=rate, warmup=WARMUPS[warmup])  # type: ignore[arg-type]
@@ -151,39 +151,42 @@ def test_every_schedule_of_the_config_has_a_case() -> None:
 @pytest.mark.parametrize("warmup", WARMUPS)
 @pytest.mark.parametrize("case", [*OF_MODEL_GARDEN, "constant"])
 def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
-    config = schedule_config(case, warmup)
+    config = build_schedule_config(case, warmup)
     sections = {"optimizer": {"type": "sgd"}, "warmup": WARMUPS[warmup]}
     kind = case.split()[0]
     sections["learning_rate"] = {"type": kind, kind: SECTIONS[case]}
-    ours, theirs = (
-        create_learning_rate(config),
-        OptimizerFactory(GardenConfig(sections)).build_learning_rate(),
-    )
+    ours = create_learning_rate(config)
+    theirs = OptimizerFactory(GardenConfig(sections)).build_learning_rate()
     if (case, warmup) == ("constant", "none"):
-        assert isinstance(ours, float) and ours == 0.25
+        assert isinstance(ours, float)
+        assert ours == 0.25
         return
 
     rates, expected = (
         [float(rate(tf.constant(step, tf.int64))) for step in STEPS] for rate in (ours, theirs)
     )
+
     np.testing.assert_allclose(rates, expected, rtol=5e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("offset", [0, 30])
 @pytest.mark.parametrize("case", OF_KERAS)
 def test_schedules_that_model_garden_lacks_equal_those_of_keras(case: str, offset: int) -> None:
-    ours: Any = create_learning_rate(schedule_config(case, offset=offset))
+    ours: Any = create_learning_rate(build_schedule_config(case, offset=offset))
     expected = [float(OF_KERAS[case][1](max(step - offset, 0))) for step in STEPS]
+
     np.testing.assert_allclose(
         [float(ours(tf.constant(step, tf.int64))) for step in STEPS], expected, rtol=1e-6
     )
 
 
-def one_cycle(
+def compute_one_cycle(
     step: float, pct_start: float, rise: str, div_factor: float, final_div_factor: float
 ) -> float:
     """Returns the rate of the 1cycle policy with 0.3 as the highest rate, over 100 steps."""
-    step, peak, first = min(max(step, 0), 100), 100 * pct_start, 0.3 / div_factor
+    step = min(max(step, 0), 100)
+    peak = 100 * pct_start
+    first = 0.3 / div_factor
     if step <= peak:
         part = step / peak if peak else 1.0
         return float(
@@ -196,9 +199,10 @@ def one_cycle(
 @pytest.mark.parametrize("offset", [0, 30])
 @pytest.mark.parametrize("case", CYCLES)
 def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
-    schedule: Any = create_learning_rate(schedule_config(case, offset=offset))
+    schedule: Any = create_learning_rate(build_schedule_config(case, offset=offset))
     steps = (-5, 0, 1, 10, 25, 29, 30, 31, 50, 75, 99, 100, 101, 10**6)
-    expected = [one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
+    expected = [compute_one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
+
     np.testing.assert_allclose(
         [float(schedule(step + offset)) for step in steps], expected, rtol=1e-5, atol=3e-7
     )
@@ -206,7 +210,7 @@ def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
 
 @pytest.mark.parametrize(("case", "warmup"), WARMED_UP)
 def test_graph_and_xla_give_the_eager_rate_in_float32(case: str, warmup: str) -> None:
-    schedule: Any = create_learning_rate(schedule_config(case, warmup))
+    schedule: Any = create_learning_rate(build_schedule_config(case, warmup))
     in_graph = tf.function(schedule, input_signature=[tf.TensorSpec((), tf.int64)])
     compiled = tf.function(
         schedule, input_signature=[tf.TensorSpec((), tf.int64)], jit_compile=True
@@ -220,10 +224,11 @@ def test_graph_and_xla_give_the_eager_rate_in_float32(case: str, warmup: str) ->
 
 @pytest.mark.parametrize(("case", "warmup"), [*WARMED_UP, ("constant", "linear")])
 def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
-    schedule: Any = create_learning_rate(schedule_config(case, warmup))
+    schedule: Any = create_learning_rate(build_schedule_config(case, warmup))
     loaded: Any = keras.optimizers.schedules.deserialize(
         keras.optimizers.schedules.serialize(schedule)
     )
+
     assert type(loaded) is type(schedule)
     assert [float(loaded(step)) for step in STEPS] == [float(schedule(step)) for step in STEPS]
 
@@ -231,11 +236,8 @@ def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
 @pytest.mark.parametrize(
     ("boundaries", "values", "rates"),
     [
-        (
-            [0, 50],
-            [0.4, 0.1],
-            {49: 0.1003, 50: 0.1, 51: 0.1, 10**6: 0.1},
-        ),  # where Model Garden's is NaN
+        # Here Model Garden's is NaN.
+        ([0, 50], [0.4, 0.1], {49: 0.1003, 50: 0.1, 51: 0.1, 10**6: 0.1}),
         ([100, 200], [0.4, 0.0], {0: 0.4, 50: 0.4, 100: 0.4, 150: 0.2, 200: 0.0}),
         ([0], [0.25], {0: 0.25, 1: 0.25, 1000: 0.25}),
     ],
@@ -245,6 +247,7 @@ def test_step_cosine_keeps_its_first_and_last_value(
     boundaries: list[int], values: list[float], rates: dict[int, float]
 ) -> None:
     schedule = StepCosineDecay(boundaries, values)
+
     np.testing.assert_allclose(
         [float(schedule(step)) for step in rates], [*rates.values()], rtol=1e-3, atol=1e-7
     )
@@ -273,6 +276,7 @@ def test_stepwise_without_a_boundary_is_its_one_value() -> None:
 )
 def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> None:
     warmup = {"type": "linear", "linear": {"warmup_steps": 4}}
+
     with restore_registries(LrConfig.registry):
         register_schedule("ramp")(lambda config: built)
         config = OptimizationConfig(learning_rate={"type": "ramp"}, warmup=warmup)  # type: ignore[arg-type]
@@ -280,6 +284,7 @@ def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> Non
         optimizer = create_optimizer(config.replace(optimizer={"type": "sgd"}))
 
     values = [float(rate(tf.constant(step))) for step in (0, 2, 4, 6)]
+
     np.testing.assert_allclose(values, [0.0, 0.2, 0.4, 0.6], rtol=1e-6)
     assert float(current_learning_rate(optimizer, step=6)) == pytest.approx(0.6)
 

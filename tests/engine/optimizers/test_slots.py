@@ -1,4 +1,4 @@
-"""Slots of all optimizers in checkpoints: a resumed optimizer has the same ones, and goes on with the same bits."""
+"""Slots of all optimizers in checkpoints: a resumed optimizer continues with the same bits."""
 
 from __future__ import annotations
 
@@ -46,13 +46,20 @@ class _Run:
 
 @pytest.mark.parametrize("kind", OptimizerConfig.branches())
 def test_a_resumed_optimizer_has_the_same_slots(kind: str, tmp_path: Path) -> None:
-    first, second = _Run(optimization(kind)), _Run(optimization(kind))
+    first = _Run(optimization(kind))
+    second = _Run(optimization(kind))
+
     assert first.saved.keys() == second.saved.keys()
+
     first.train(2)
     path = tf.train.Checkpoint(all=first.saved).write(str(tmp_path / "ckpt"))
+
     tf.train.Checkpoint(all=second.saved).read(path).assert_consumed()
+
     for run in (first, second):
         run.train(2)
+
     assert first.saved
+
     for name, value in first.values().items():
         np.testing.assert_array_equal(value, second.values()[name], err_msg=name)

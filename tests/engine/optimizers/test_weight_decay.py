@@ -17,8 +17,8 @@ from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.optimizers.per_variable import variable_path
 
 
-def layers(library: Any) -> Any:
-    """A model with the variables dense/kernel, dense/bias, layer_norm/gamma and layer_norm/beta, all ones."""
+def build_layers(library: Any) -> Any:
+    """Returns a model of a dense layer and a layer normalization, whose variables are all ones."""
     layers = [
         library.layers.Dense(2, name="dense", kernel_initializer="ones", bias_initializer="ones"),
         library.layers.LayerNormalization(name="layer_norm", beta_initializer="ones"),
@@ -28,8 +28,8 @@ def layers(library: Any) -> Any:
     return model
 
 
-def decayed(optimizer: Any, model: Any) -> set[str]:
-    """Names of the variables, all ones, that a step with zero gradients changes."""
+def find_decayed(optimizer: Any, model: Any) -> set[str]:
+    """Returns the names of the variables, all ones, that a step with zero gradients changes."""
     variables = model.trainable_variables
     apply_gradients(optimizer, [(tf.zeros_like(tf.convert_to_tensor(v)), v) for v in variables])
     changed = {
@@ -37,6 +37,7 @@ def decayed(optimizer: Any, model: Any) -> set[str]:
     }
     for variable in variables:
         variable.assign(np.ones(variable.shape))
+
     return changed
 
 
@@ -77,9 +78,10 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
     if (kind, library) == ("muon", tf_keras):
         pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
-    assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {
-        "dense/kernel"
-    }
+
+    optimizer = create_optimizer(optimization(kind, **fields))
+
+    assert find_decayed(optimizer, build_layers(library)) == {"dense/kernel"}
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
@@ -88,31 +90,38 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
 def test_adamw_decays_what_the_patterns_say(rule: str, dtype: str, library: Any) -> None:
     fields, expected = RULES[rule]
     config = optimization("adamw", weight_decay_rate=0.5, **fields)
+
     optimizer = create_optimizer(config, mixed_precision_dtype=dtype)
-    assert decayed(optimizer, layers(library)) == expected
+
+    assert find_decayed(optimizer, build_layers(library)) == expected
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_adafactor_decays_only_what_is_included(library: Any) -> None:
-    fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
-    assert decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {
-        "dense/kernel"
-    }
-    assert (
-        len(decayed(create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library)))
-        == 4
+    included = create_optimizer(
+        optimization("adafactor", weight_decay=0.5, include_in_weight_decay="kernel")
     )
+    everything = create_optimizer(optimization("adafactor", weight_decay=0.5))
+
+    assert find_decayed(included, build_layers(library)) == {"dense/kernel"}
+    assert len(find_decayed(everything, build_layers(library))) == 4
 
 
 @pytest.mark.parametrize("kind", [*DECAYING, "adafactor"])
 def test_without_weight_decay_zero_gradients_change_nothing(kind: str) -> None:
-    fields = {"weight_decay": None, "adam_weight_decay": 0.0} if kind == "muon" else {}
-    assert decayed(create_optimizer(optimization(kind, **fields)), layers(keras)) == set()
+    fields: dict[str, Any] = {}
+    if kind == "muon":
+        fields = {"weight_decay": None, "adam_weight_decay": 0.0}
+
+    optimizer = create_optimizer(optimization(kind, **fields))
+
+    assert find_decayed(optimizer, build_layers(keras)) == set()
 
 
 def test_muon_decays_what_adam_updates_by_a_rate_of_its_own() -> None:
     optimizer = create_optimizer(optimization("muon", weight_decay=0.0, adam_weight_decay=0.5))
-    assert decayed(optimizer, layers(keras)) == {
+
+    assert find_decayed(optimizer, build_layers(keras)) == {
         "dense/bias",
         "layer_norm/gamma",
         "layer_norm/beta",
@@ -123,8 +132,10 @@ def test_a_pattern_that_finds_nothing_is_named(caplog: pytest.LogCaptureFixture)
     config = optimization(
         "adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("LayerNorm", "bias")
     )
+
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.weight_decay"):
-        create_optimizer(config).build(layers(keras).trainable_variables)
+        create_optimizer(config).build(build_layers(keras).trainable_variables)
+
     assert [record.getMessage() for record in caplog.records] == [
         "weight decay: the pattern 'LayerNorm' matches none of the variables "
         "net/dense/kernel, net/dense/bias, net/layer_norm/gamma, net/layer_norm/beta"

@@ -1,4 +1,4 @@
-"""What a command prints of an error, and where the whole traceback goes. The real errors are in test_mistakes.py."""
+"""What a command prints of an error; test_mistakes.py has the real errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from trainer_kit.errors.user_frames import find_user_frames, get_frame_locals, p
 from trainer_kit.process.error_report import LINES, describe_structure, format_reason, print_error
 
 
-def _failing(points: np.ndarray) -> None:
+def _fail(points: np.ndarray) -> None:
     raise ValueError(f"a shape of {points.shape}")
 
 
-def _raised(points: np.ndarray | None = None) -> Exception:
+def _raise_error(points: np.ndarray | None = None) -> Exception:
     with pytest.raises(ValueError) as caught:
-        _failing(np.zeros([2, 3], np.float32) if points is None else points)
+        _fail(np.zeros([2, 3], np.float32) if points is None else points)
     return caught.value
 
 
 def test_the_deepest_line_of_the_user_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert print_error(_raised(), model_dir=str(tmp_path)) == 1
+    assert print_error(_raise_error(), model_dir=str(tmp_path)) == 1
+
     first, code, why, where, *_ = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"error: {__file__}:") and first.endswith(", in _failing")
-    assert code.strip().startswith("raise ValueError") and why == "  ValueError: a shape of (2, 3)"
+    assert first.startswith(f"error: {__file__}:")
+    assert first.endswith(", in _fail")
+    assert code.strip().startswith("raise ValueError")
+    assert why == "  ValueError: a shape of (2, 3)"
     assert where == "  where points is float32 [2, 3]"
 
 
@@ -39,8 +42,9 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "params.yaml").write_text("")
-    print_error(_raised(), model_dir=str(tmp_path))
+    print_error(_raise_error(), model_dir=str(tmp_path))
     [file] = (tmp_path / "errors").iterdir()
+
     assert f"  the whole traceback: {file}\n" in capsys.readouterr().err
     assert "Traceback (most recent call last)" in file.read_text()
 
@@ -48,9 +52,12 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
 def test_without_a_record_the_model_dir_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_error(_raised(), model_dir=str(tmp_path / "run"))
+    print_error(_raise_error(), model_dir=str(tmp_path / "run"))
     file = Path(capsys.readouterr().err.splitlines()[-1].split(": ")[1])
-    assert file.is_file() and not (tmp_path / "run").exists()
+
+    assert file.is_file()
+    assert not (tmp_path / "run").exists()
+
     file.unlink()
 
 
@@ -58,9 +65,11 @@ def test_debug_prints_the_traceback_and_writes_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "params.yaml").write_text("")
-    print_error(_raised(), debug=True, model_dir=str(tmp_path))
+    print_error(_raise_error(), debug=True, model_dir=str(tmp_path))
     text = capsys.readouterr().err
-    assert text.startswith("Traceback") and text.endswith("  the whole traceback: above\n")
+
+    assert text.startswith("Traceback")
+    assert text.endswith("  the whole traceback: above\n")
     assert not (tmp_path / "errors").exists()
 
 
@@ -74,42 +83,50 @@ def test_an_error_without_a_user_says_so(
 ) -> None:
     with pytest.raises(TypeError) as caught:
         int("1", bases=3)  # type: ignore[call-overload]
+
     error = caught.value
     error.__traceback__ = None
+
     assert find_user_frames(error) == []
+
     print_error(error, model_dir=str(tmp_path))
+
     assert "no line of your code is in this traceback" in capsys.readouterr().err
 
 
 def test_a_variable_made_from_a_steps_values_gets_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     @tf.function(autograph=False)  # type: ignore[misc]
     def step(features: tf.Tensor) -> None:
-        made.append(tf.Variable(features + 1.0))
+        variables.append(tf.Variable(features + 1.0))
 
     with pytest.raises(Exception, match="Unable to lift tensor") as caught:
         step.get_concrete_function(tf.TensorSpec([2]))
+
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
+
     assert (
-        "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n"
-        in report
-    )
+        "create variables in build_model, and those of an optimizer with "
+        "optimizer.build(variables)\n"
+    ) in report
 
 
-def _leaving(value: tf.Tensor) -> tf.Tensor:
+def _leave(value: tf.Tensor) -> tf.Tensor:
     sys.exit(int(value.shape[0]))
 
 
 @pytest.mark.parametrize("translated", [True, False])
 def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None:
     with pytest.raises(SystemExit) as caught:
-        tf.function(_leaving, autograph=translated)(tf.zeros([3]))
-    line = _leaving.__code__.co_firstlineno + 1
-    place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
+        tf.function(_leave, autograph=translated)(tf.zeros([3]))
+
+    line = _leave.__code__.co_firstlineno + 1
+    place = "your code, in _leave," if translated else f"{__file__}:{line}: this line"
+
     assert str(build_exit_error(caught.value)).startswith(
         f"{place} ends the program (SystemExit(3)); raise an error"
     )
@@ -118,10 +135,12 @@ def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None
 def test_a_report_has_few_lines_however_much_there_is_to_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    error = _raised()
+    error = _raise_error()
+
     add_note(error, "\n".join(map(str, range(100))))
     print_error(error, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
+
     assert len(report.splitlines()) == LINES
 
 
@@ -130,7 +149,10 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
     [
         ("{{function_node __wrapped__Sub}} sizes differ [Op:Sub] name: ", "sizes differ"),
         (
-            'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n    ValueError: no fit\n',
+            (
+                'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n    '
+                "ValueError: no fit\n"
+            ),
             "no fit",
         ),
         (
@@ -139,7 +161,8 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
             "label 7",
         ),
         (
-            "Exception encountered when calling Net.call().\n\n\x1b[1mcannot add for '{{node a}} = Sub[T=DT_FLOAT](b)' "
+            "Exception encountered when calling Net.call().\n\n\x1b[1mcannot add for '{{node "
+            "a}} = Sub[T=DT_FLOAT](b)' "
             "with input shapes: [2], [3].\x1b[0m\n\nArguments received by Net.call():\n  x=1",
             "cannot add for the operation Sub with input shapes: [2], [3].",
         ),
@@ -150,22 +173,26 @@ def test_the_reason_is_without_stacks_and_names_of_nodes(text: str, line: str) -
 
 
 def test_structures_are_described_with_dtypes_and_shapes() -> None:
-    points, labels = np.zeros([2, 3], np.float32), np.zeros([2], np.int32)
+    points = np.zeros([2, 3], np.float32)
+    labels = np.zeros([2], np.int32)
+
     assert (
         describe_structure(({"points": points}, [labels]))
         == "({points: float32 [2, 3]}, (int32 [2]))"
     )
-    assert (
-        describe_structure({"points": points, "name": "x"}) == "" and describe_structure("x") == ""
-    )
+    assert describe_structure({"points": points, "name": "x"}) == ""
+    assert describe_structure("x") == ""
 
 
 def test_frames_in_the_text_of_an_error_are_found() -> None:
     [frame] = parse_frames(f'Detected at\n  File "{__file__}", line 7, in f\n\nwrong')
-    assert (frame.file, frame.line, frame.function) == (__file__, 7, "f")
+
+    assert frame.file == __file__
+    assert frame.line == 7
+    assert frame.function == "f"
     assert find_user_frames(ValueError(f'File "{__file__}", line 7, in f')) == [frame]
 
 
 def test_values_are_those_of_the_frame() -> None:
-    error = _raised(np.zeros([4], np.float64))
+    error = _raise_error(np.zeros([4], np.float64))
     assert list(get_frame_locals(error, find_user_frames(error)[-1])) == ["points"]

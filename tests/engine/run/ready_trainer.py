@@ -1,4 +1,4 @@
-"""A trainer that the runs of a test module share: to trace its steps takes most of the time of a short run."""
+"""A trainer that the runs of a test module share, since traces take most of a short run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ReadyTrainer:
         self._state_parts = dict(self._trainer.state.python_state._parts)
 
     def again(self, keeps_best_in: Path | None = None) -> Any:
-        """Returns the trainer with its first weights, and without what the callbacks of earlier runs have added.
+        """Returns the trainer with its first weights, and without what the callbacks of earlier
+        runs have added.
 
         Args:
           keeps_best_in: The folder of a run whose evaluations keep the best checkpoints of the

@@ -53,7 +53,7 @@ class _Made:
         self.writer = _Kept()
 
     def callbacks(self, trainer: Any = None, **more: Any) -> list[Callback]:
-        known = (
+        parts = (
             self.config,
             trainer or self.trainer,
             self.manager,
@@ -62,10 +62,10 @@ class _Made:
             [_Mine()],
             Actions(),
         )
-        return assemble_callbacks(*known, **more)
+        return assemble_callbacks(*parts, **more)
 
     def names(self, trainer: Any = None, **more: Any) -> list[str]:
-        return [one.name for one in self.callbacks(trainer, **more)]
+        return [callback.name for callback in self.callbacks(trainer, **more)]
 
 
 @pytest.mark.parametrize(
@@ -90,28 +90,35 @@ def test_a_record_comes_first_and_the_divergence_checks_last(
 
 
 def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
-    made = _Made(tmp_path)
-    lease = Lease(made.directory.evals_dir, "side", lambda: ("wait", 0))
+    setup = _Made(tmp_path)
+    lease = Lease(setup.directory.evals_dir, "side", lambda: ("wait", 0))
+
     sidecar = Sidecar(
-        made.directory, made.history.ledger, None, None, lease, 20, made.trainer.global_step
+        setup.directory, setup.history.ledger, None, None, lease, 20, setup.trainer.global_step
     )
-    assert made.names(sidecar=sidecar, trains=False) == ["_Mine", "actions", "report", "ledger"]
+
+    assert setup.names(sidecar=sidecar, trains=False) == ["_Mine", "actions", "report", "ledger"]
 
 
 def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
-    made = _Made(tmp_path)
+    setup = _Made(tmp_path)
     early = EarlyStopping(
-        EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, ""
+        EarlyStoppingConfig(metric="accuracy", patience=3), setup.history.ledger, ""
     )
-    names = made.names(early_stopping=early, profile=Profile("1:2", str(tmp_path), 100))
+
+    names = setup.names(early_stopping=early, profile=Profile("1:2", str(tmp_path), 100))
+
     assert names[1:6] == ["trace", "_Mine", "actions", early.name, "report"]
 
 
 def test_rates_count_the_examples_of_a_training_batch(tmp_path: Path) -> None:
-    made = _Made(tmp_path)
-    run = Run(made.trainer, str(tmp_path))
+    setup = _Made(tmp_path)
+    run = Run(setup.trainer, str(tmp_path))
     run.loop = Loop(0, 10, 5.0, {})
-    for one in made.callbacks():
-        one.loop_end(run, {})
-    (report,) = made.writer.reports
-    assert (report.steps_per_second, report.examples_per_second) == (2.0, 2.0 * 8)
+
+    for callback in setup.callbacks():
+        callback.loop_end(run, {})
+    (report,) = setup.writer.reports
+
+    assert report.steps_per_second == 2.0
+    assert report.examples_per_second == 2.0 * 8

@@ -1,4 +1,4 @@
-"""The outer loop: its intervals, its reports, what it saves and what stops it; a counter stands for a model."""
+"""The outer loop: its intervals, reports, saves and stops; a counter stands for a model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from trainer_kit.training.loops.intervals import Epochs
 
 
 class _Counter(BaseTrainer):
-    """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else 1."""
+    """Counts steps. Its data ends after `examples`, and `losses` has the losses that are not 1."""
 
     def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
         self.global_step = tf.Variable(0, dtype=tf.int64)
-        self.loop_steps, self.has_data_ended = 0, False
-        self._examples, self._losses = examples, losses or {}
+        self.loop_steps = 0
+        self.has_data_ended = False
+        self._examples = examples
+        self.losses = losses or {}
         self.evaluated: list[int] = []
 
     def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
@@ -39,7 +41,7 @@ class _Counter(BaseTrainer):
         self.loop_steps = min(int(num_steps), self._examples - step)
         self.has_data_ended = self.loop_steps < int(num_steps)
         self.global_step.assign_add(self.loop_steps)
-        return {"training_loss": tf.constant(self._losses.get(int(self.global_step), 1.0))}
+        return {"training_loss": tf.constant(self.losses.get(int(self.global_step), 1.0))}
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
         self.evaluated.append(int(self.global_step))
@@ -63,7 +65,7 @@ class _Kept(Writer):
     def close(self) -> None: ...
 
 
-def _controller(
+def _create_controller(
     folder: Path,
     counter: _Counter,
     interval: int = 10,
@@ -80,8 +82,8 @@ def _controller(
     )
     manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
     shown = [Actions(train_actions, eval_actions), MetricsReporter(kept, batch_size)]
-    members = [one for one in callbacks if not isinstance(one, FiniteCheck)]
-    members += [*shown, *(one for one in callbacks if isinstance(one, FiniteCheck))]
+    members = [callback for callback in callbacks if not isinstance(callback, FiniteCheck)]
+    members += [*shown, *(callback for callback in callbacks if isinstance(callback, FiniteCheck))]
     controller = Controller(
         callbacks=CallbackList(Run(counter, str(folder)), members, times),
         trainer=counter,
@@ -95,23 +97,26 @@ def _controller(
     return controller, kept
 
 
-def _steps(kept: _Kept, kind: str = "train") -> list[int]:
+def _list_steps(kept: _Kept, kind: str = "train") -> list[int]:
     return [report.step for report in kept.reports if report.kind == kind]
 
 
 def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
-    controller, kept = _controller(tmp_path, _Counter())
+    controller, kept = _create_controller(tmp_path, _Counter())
+
     controller.train(26)
-    assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
+
+    assert _list_steps(kept) == [4, 8, 12, 16, 20, 24, 26]
     assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
     assert {report.total_steps for report in kept.reports} == {26}
 
 
 def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> None:
     class Timed(_Counter):
-        """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action half of one."""
+        """A step takes a second (a quarter is waiting), an evaluation ten, an action half one."""
 
-        now, input_seconds = 0.0, 0.0
+        now = 0.0
+        input_seconds = 0.0
 
         def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
             self.now += int(num_steps)
@@ -129,17 +134,23 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     times = TimeLedger(lambda: counter.now)
     counter.now += 3
     actions = {"train_actions": [counter.act], "eval_actions": [counter.act]}
-    controller, _ = _controller(tmp_path, counter, times=times, **actions)
+    controller, _ = _create_controller(tmp_path, counter, times=times, **actions)
     controller.train_and_evaluate(train_steps=12, eval_interval=6)
     account = controller.times.build_account()
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
+
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
-    assert (account.steps, account.evaluations, account.wall, account.unaccounted_seconds) == (12, 2, 38, 0)
+    assert account.steps == 12
+    assert account.evaluations == 2
+    assert account.wall == 38
+    assert account.unaccounted_seconds == 0
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path, _Counter())
+    controller, _ = _create_controller(tmp_path, _Counter())
+
     controller.train(14, checkpoint_at_completion=False)
+
     assert list(complete_checkpoints(str(tmp_path))) == [12]
 
 
@@ -149,31 +160,39 @@ def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> 
             return super().train(num_steps + 1)
 
     counter = Eager()
-    controller, _ = _controller(tmp_path, counter)
+    controller, _ = _create_controller(tmp_path, counter)
+
     controller.train_and_evaluate(train_steps=30, eval_interval=9)
+
     assert counter.evaluated == [10, 19, 28, 31]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
 def test_a_diverged_loss_ends_the_run_without_a_save(tmp_path: Path, loss: float) -> None:
-    controller, kept = _controller(
+    controller, kept = _create_controller(
         tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)]
     )
+
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
         controller.train(20)
-    assert _steps(kept) == [4, 8, 12]  # the last one is reported too
+
+    assert _list_steps(kept) == [4, 8, 12]  # the last one is reported too
     assert not complete_checkpoints(str(tmp_path))
 
 
 def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
-    controller, _ = _controller(
+    controller, _ = _create_controller(
         tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)]
     )
+
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
-    free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
+
+    free, kept = _create_controller(tmp_path, _Counter(losses={4: float("nan")}))
+
     free.train(8)
-    assert _steps(kept) == [4, 8]
+
+    assert _list_steps(kept) == [4, 8]
 
 
 def _raise_stop(logs: Any) -> None:
@@ -181,25 +200,33 @@ def _raise_stop(logs: Any) -> None:
 
 
 def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> None:
-    counter, seen = _Counter(), []
+    counter = _Counter()
+    steps = []
     actions = [
         lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None,
-        seen.append,
+        steps.append,
     ]
-    controller, kept = _controller(tmp_path, counter, train_actions=actions)
+
+    controller, kept = _create_controller(tmp_path, counter, train_actions=actions)
+
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
-    assert (controller.run.stop_reason, len(seen), counter.evaluated) == ("enough", 2, [8])
-    assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
+    assert controller.run.stop_reason == "enough"
+    assert len(steps) == 2
+    assert counter.evaluated == [8]
+    assert _list_steps(kept) == [4, 8]
+    assert list(complete_checkpoints(str(tmp_path))) == [8]
 
 
 def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> None:
     counter = _Counter(losses={8: float("nan")})
-    controller, _ = _controller(
+    controller, _ = _create_controller(
         tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop]
     )
     counter.global_step.assign(4)
+
     with pytest.raises(DivergedError):
         controller.train(20)
+
     assert not complete_checkpoints(str(tmp_path))
 
 
@@ -207,11 +234,12 @@ class _BackOnce(Callback):
     """Takes the run back once: after an error, or at the end of a loop."""
 
     def __init__(self, step: int, at: int = -1) -> None:
-        self._step, self._at = step, at
+        self._step = step
+        self._at = at
         self.rewound_to: list[tuple[int, int]] = []
 
     def exception(self, run: Run, error: Exception) -> None:
-        run.trainer._losses.clear()
+        run.trainer.losses.clear()
         run.rewind(self._step, str(error))
 
     def loop_end(self, run: Run, logs: Any) -> None:
@@ -231,37 +259,44 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
             _raise_stop(logs)
 
     back = _BackOnce(8)
-    controller, _ = _controller(
+    controller, _ = _create_controller(
         tmp_path, counter, interval=8, callbacks=[FiniteCheck(5.0), back], train_actions=[stop_once]
     )
+
     controller.train(20)
-    assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (
-        20,
-        "",
-        [(8, 8)],
-    )
+
+    assert int(counter.global_step) == 20
+    assert controller.run.stop_reason == ""
+    assert back.rewound_to == [(8, 8)]
 
 
 @pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
 def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> None:
-    counter, returns = _Counter(), iter([8])
+    counter = _Counter()
+    returns = iter([8])
 
     def restore_once(callback: Callback, run: Run, logs: Any) -> None:
         if run.step == 12:
             counter.global_step.assign(next(returns, 12))
 
     callback = type("Restores", (Callback,), {event: restore_once})()
-    controller, _ = _controller(tmp_path, counter, interval=8, callbacks=[callback])
+    controller, _ = _create_controller(tmp_path, counter, interval=8, callbacks=[callback])
+
     controller.train_and_evaluate(train_steps=16, eval_interval=12)
-    assert (int(counter.global_step), controller.run.step) == (16, 16)
+
+    assert int(counter.global_step) == 16
+    assert controller.run.step == 16
 
 
 def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
     counter = _Counter()
     forward = [lambda _: counter.global_step.assign(12) if int(counter.global_step) == 8 else None]
-    controller, _ = _controller(tmp_path, counter, train_actions=forward)
+    controller, _ = _create_controller(tmp_path, counter, train_actions=forward)
+
     controller.train_and_evaluate(train_steps=20, eval_interval=10)
-    assert (counter.evaluated, list(complete_checkpoints(str(tmp_path)))) == ([12, 20], [12, 20])
+
+    assert counter.evaluated == [12, 20]
+    assert list(complete_checkpoints(str(tmp_path))) == [12, 20]
 
 
 class _Sets(_Counter):
@@ -285,8 +320,12 @@ class _Sets(_Counter):
 
 def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
     counter = _Sets()
-    controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
+    controller, _ = _create_controller(
+        tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)]
+    )
+
     assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
+
     steps = [
         (4, "often"),
         (8, "often"),
@@ -300,17 +339,23 @@ def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
 
 def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> None:
     counter = _Sets()
-    controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()])
+    controller, kept = _create_controller(
+        tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()]
+    )
+
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
     assert counter.taken == [(4, "often"), (4, "rare")]
-    assert _steps(kept, "validation") == [4]
+    assert _list_steps(kept, "validation") == [4]
 
 
 class _AsksIn(Callback):
     """Asks for something in one event of step 8, once; notes what happens."""
 
     def __init__(self, event: str, request: str, order: list[str]) -> None:
-        self._event, self._request, self._order, self._asked = event, request, order, False
+        self._event = event
+        self._request = request
+        self._order = order
+        self._asked = False
 
     def _ask(self, event: str, run: Run) -> None:
         if event == self._event and run.step == 8 and not self._asked:
@@ -352,13 +397,16 @@ def test_a_request_is_carried_out_whenever_it_is_made(
     tmp_path: Path, event: str, request_: str
 ) -> None:
     order: list[str] = []
-    controller, kept = _controller(
+    controller, kept = _create_controller(
         tmp_path, _Counter(), interval=8, callbacks=[_AsksIn(event, request_, order)]
     )
+
     controller.train_and_evaluate(train_steps=16, eval_interval=8)
+
     assert order == ASKED[event, request_]
-    evaluated = [int(one.split()[1]) for one in order if one.startswith("evaluate")]
-    assert _steps(kept, "validation") == evaluated
+
+    evaluated = [int(event.split()[1]) for event in order if event.startswith("evaluate")]
+    assert _list_steps(kept, "validation") == evaluated
 
 
 def test_a_rewind_request_does_not_hide_another_callbacks_error(tmp_path: Path) -> None:
@@ -372,7 +420,10 @@ def test_a_rewind_request_does_not_hide_another_callbacks_error(tmp_path: Path) 
             if run.step == 8:
                 run.rewind(4, "to try again")
 
-    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[Back(), Fails()])
+    controller, _ = _create_controller(
+        tmp_path, _Counter(), interval=4, callbacks=[Back(), Fails()]
+    )
+
     with pytest.raises(KeyError, match="a bug"):
         controller.train(20)
 
@@ -389,14 +440,17 @@ class _EveryThird(Callback):
 
 def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> None:
     third = _EveryThird()
-    controller, kept = _controller(tmp_path, _Counter(), callbacks=[third])
+    controller, kept = _create_controller(tmp_path, _Counter(), callbacks=[third])
+
     controller.train(10)
+
     assert third.steps == [3, 6, 9]
-    assert _steps(kept) == [3, 6, 9, 10]
+    assert _list_steps(kept) == [3, 6, 9, 10]
 
 
 def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
+    controller, _ = _create_controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
+
     with pytest.raises(
         UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"
     ):
@@ -406,13 +460,16 @@ def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None
 def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _controller(tmp_path, _Counter(), interval=4)[0].train(12)
+    _create_controller(tmp_path, _Counter(), interval=4)[0].train(12)
     counter = _Counter()
-    controller, _ = _controller(tmp_path, counter)
+    controller, _ = _create_controller(tmp_path, counter)
+
     (tmp_path / "ckpt-8.index").write_bytes(b"broken")
+
     assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
-    assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
+    assert "a checkpoint is skipped: " in caplog.text
+    assert "ckpt-8 is damaged" in caplog.text
 
 
 GOAL = BoundaryOptions(
@@ -458,7 +515,9 @@ def test_a_boundary_has_its_events_in_the_order_of_the_contract(tmp_path: Path) 
     events: list[str] = []
     methods = {event: lambda *arguments, event=event: events.append(event) for event in BOUNDARY}
     callback = type("Notes", (Callback,), methods)()
-    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[callback])
+    controller, _ = _create_controller(tmp_path, _Counter(), interval=4, callbacks=[callback])
     controller.run.epochs = Epochs(Fraction(4))
+
     controller.train_and_evaluate(train_steps=4, eval_interval=4)
+
     assert events == ["boundary_end", *BOUNDARY]  # the first one is of the start

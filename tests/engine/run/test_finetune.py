@@ -1,4 +1,4 @@
-"""Fine-tunings of another run's checkpoints, through the Python interface, on a tiny task with real files."""
+"""Fine-tunings of another run's checkpoints, on a tiny task with real files."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ MODE = "continuous_train_and_eval"
 FOREIGN = "finetune-20/ckpt-10.index"
 LATEST = {"policy": "latest"}
 _models: list[Any] = []
-_needed: list[
-    set[int]
-] = []  # which checkpoints are kept at each evaluation of the fine-tunings in `finished`
+# Which checkpoints are kept at each evaluation of the fine-tunings in `finished_run`.
+_needed: list[set[int]] = []
 
 
 @configclass
@@ -59,7 +58,9 @@ class _NotedTask(LinearTask):
         return model
 
 
-def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
+def _build_config(
+    pretraining: Path, task: TinyConfig | None = None, **trainer: Any
+) -> ExperimentConfig:
     steps = {
         "train_steps": 10,
         "checkpoint_interval": 5,
@@ -71,49 +72,52 @@ def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pretrained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained")
     config = linear_experiment(train_steps=30).replace(task=_NotedConfig())
     launch(config, "train", str(folder))
     assert list(complete_checkpoints(str(folder))) == [10, 20, 30]
+
     return folder
 
 
-def _still_needed(pretraining: Path) -> set[int]:
+def _select_protected_steps(pretraining: Path) -> set[int]:
     return LeaseReader(pretraining / "evals", 20).select_protected_steps([10, 20, 30])
 
 
 @pytest.fixture(scope="module")
-def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all three are fine-tuned, beside files of somebody else."""
 
     def look(logs: Any) -> None:
-        _needed.append(_still_needed(pretrained))
+        _needed.append(_select_protected_steps(pretrained_run))
 
     folder = tmp_path_factory.mktemp("finetuned")
     for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("kept")
     _models.clear()
-    launch(_config(pretrained, _NotedConfig()), MODE, str(folder), eval_actions=[look])
-    _needed.append(_still_needed(pretrained))
+    launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(folder), eval_actions=[look])
+    _needed.append(_select_protected_steps(pretrained_run))
+
     return folder
 
 
 @pytest.fixture(scope="module")
-def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run of ours has left."""
+def without_best(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the last checkpoint is fine-tuned, without a best, beside other files."""
     folder = tmp_path_factory.mktemp("remove_best_values")
     foreign = folder / FOREIGN
     foreign.parent.mkdir()
     for path in (foreign, folder / "metrics-20.json"):  # somebody has put metrics beside it
         path.write_text("{}")
-    config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST)
+    config = _build_config(pretrained_run, best_checkpoint_eval_metric="", continuous_eval=LATEST)
     launch(config, MODE, str(folder))
+
     return folder
 
 
-def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
+def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:
     records = [read_json(path) for path in folder.glob("metrics-*.json")]
     return {
         record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))
@@ -121,93 +125,110 @@ def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def test_the_metrics_of_each_checkpoint_differ_and_name_it(
-    finished: Path, pretrained: Path
+    finished_run: Path, pretrained_run: Path
 ) -> None:
-    found = _metrics(finished)
-    assert list(found) == [10, 20, 30]
-    assert [record["checkpoint"] for record in found.values()] == [
-        f"{pretrained}/ckpt-{step}" for step in found
+    records = _read_metrics(finished_run)
+
+    assert list(records) == [10, 20, 30]
+    assert [record["checkpoint"] for record in records.values()] == [
+        f"{pretrained_run}/ckpt-{step}" for step in records
     ]
-    assert len({record["metrics"]["validation_loss"] for record in found.values()}) == 3
-    for step, record in found.items():
-        final = final_record(finished / f"finetune-{step}")
-        assert (record["metrics"], record["finetune_steps"], record["best"]) == (
-            final["metrics"],
-            10,
-            final["best"],
-        )
+    assert len({record["metrics"]["validation_loss"] for record in records.values()}) == 3
+
+    for step, record in records.items():
+        final = final_record(finished_run / f"finetune-{step}")
+        assert record["metrics"] == final["metrics"]
+        assert record["finetune_steps"] == 10
+        assert record["best"] == final["best"]
         assert (
-            f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
+            f"{pretrained_run}/ckpt-{step}"
+            in (finished_run / f"finetune-{step}/params.yaml").read_text()
         )
-    last = final_record(finished)
-    assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, found[30]["metrics"])
+
+    last = final_record(finished_run)
+
+    assert last["step"] == 30
+    assert last["mode"] == MODE
+    assert last["metrics"] == records[30]["metrics"]
 
 
-def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> None:
-    accuracy = read_curves(finished / "validation")["."]["accuracy"]
+def test_the_curve_runs_over_the_steps_of_the_pretraining(finished_run: Path) -> None:
+    accuracy = read_curves(finished_run / "validation")["."]["accuracy"]
     expected = [
         (step, pytest.approx(record["metrics"]["accuracy"]))
-        for step, record in _metrics(finished).items()
+        for step, record in _read_metrics(finished_run).items()
     ]
+
     assert accuracy == expected
 
 
-def test_only_the_best_checkpoint_and_foreign_files_stay(finished: Path) -> None:
+def test_only_the_best_checkpoint_and_foreign_files_stay(finished_run: Path) -> None:
     for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
-        assert (finished / name).read_text() == "kept"
+        assert (finished_run / name).read_text() == "kept"
+
     for step in (10, 20, 30):
-        assert complete_checkpoints(str(finished / f"finetune-{step}")) == {}
-        assert not (finished / f"finetune-{step}/checkpoint").exists()
-        assert list((finished / f"finetune-{step}/best_ckpt").glob("*.index"))
+        assert complete_checkpoints(str(finished_run / f"finetune-{step}")) == {}
+        assert not (finished_run / f"finetune-{step}/checkpoint").exists()
+        assert list((finished_run / f"finetune-{step}/best_ckpt").glob("*.index"))
 
 
-def test_a_model_is_freed_before_the_next_fine_tuning(finished: Path) -> None:
+def test_a_model_is_freed_before_the_next_fine_tuning(finished_run: Path) -> None:
     assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
 
 
 def test_what_came_before_in_the_process_changes_no_bit(
-    finished: Path, pretrained: Path, tmp_path: Path
+    finished_run: Path, pretrained_run: Path, tmp_path: Path
 ) -> None:
-    launch(_config(pretrained, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path))
-    assert list(_metrics(tmp_path)) == [30]
-    assert compare_runs(tmp_path / "finetune-30", finished / "finetune-30") == []
+    launch(
+        _build_config(pretrained_run, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path)
+    )
+
+    assert list(_read_metrics(tmp_path)) == [30]
+    assert compare_runs(tmp_path / "finetune-30", finished_run / "finetune-30") == []
 
 
-def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretrained: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.glob("*/*")}
-    model, logs = launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
-    assert model is None and logs == _metrics(finished)[30]["metrics"]
-    assert {path: path.stat().st_mtime_ns for path in finished.glob("*/*")} == before
-    assert count_starts(finished) == 2
+def test_a_restart_when_all_is_done_does_nothing_again(
+    finished_run: Path, pretrained_run: Path
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished_run.glob("*/*")}
+    model, logs = launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
+
+    assert model is None
+    assert logs == _read_metrics(finished_run)[30]["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in finished_run.glob("*/*")} == before
+    assert count_starts(finished_run) == 2
 
 
 def test_an_ended_one_is_trained_further_with_more_train_steps(
-    without_best: Path, pretrained: Path, tmp_path: Path
+    without_best: Path, pretrained_run: Path, tmp_path: Path
 ) -> None:
     run = Path(
         shutil.copytree(
             without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")
         )
     )
-    (
-        run / "metrics-30.json"
-    ).unlink()  # as if it had been killed before; its last checkpoint is still there
-    config = _config(
-        pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15
+    # As if it had been killed before; its last checkpoint is still there.
+    (run / "metrics-30.json").unlink()
+    config = _build_config(
+        pretrained_run, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15
     )
+
     launch(config, MODE, str(run))
-    assert _metrics(run)[30]["finetune_steps"] == 15
+
+    assert _read_metrics(run)[30]["finetune_steps"] == 15
 
 
-def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:
+def test_a_lease_keeps_the_checkpoint_that_is_read(finished_run: Path) -> None:
     assert _needed == [{10, 20, 30}, {20, 30}, {30}, set()]
 
 
 def test_without_a_best_checkpoint_the_last_one_stays(
-    without_best: Path, pretrained: Path, tmp_path: Path
+    without_best: Path, pretrained_run: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(without_best, tmp_path / "run"))
-    launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
+
+    launch(_build_config(pretrained_run, continuous_eval=LATEST), MODE, str(run))
+
     assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
     assert (run / FOREIGN).read_text() == "{}"
 
@@ -215,40 +236,45 @@ def test_without_a_best_checkpoint_the_last_one_stays(
 def test_what_never_comes_is_told_and_nothing_is_left_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
+    config = _build_config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
+
     with (
         caplog.at_level(logging.INFO),
         pytest.raises(NothingToWaitForError, match="nowhere: the folder does not"),
     ):
         launch(config, MODE, str(tmp_path / "run"))
+
     assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (the folder does not exist)" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_another_process_fine_tunes_in_is_refused(
-    finished: Path, pretrained: Path
+    finished_run: Path, pretrained_run: Path
 ) -> None:
-    with RunLock(finished), pytest.raises(ModelDirInUseError, match="is in use"):
-        launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
+    with RunLock(finished_run), pytest.raises(ModelDirInUseError, match="is in use"):
+        launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
 
 
 def test_a_config_that_changes_the_fine_tunings_is_refused(
-    finished: Path, pretrained: Path
+    finished_run: Path, pretrained_run: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"task\.width: was 16 when this run began and is 5 now"):
-        launch(_config(pretrained, _NotedConfig(width=5)), MODE, str(finished))
+        launch(_build_config(pretrained_run, _NotedConfig(width=5)), MODE, str(finished_run))
 
 
 def test_a_model_that_does_not_fit_is_refused_without_a_trace(
-    pretrained: Path, tmp_path: Path
+    pretrained_run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="shape"):
-        launch(_config(pretrained, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
+        launch(_build_config(pretrained_run, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
+
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_mode_belongs_to_launch(pretrained: Path, tmp_path: Path) -> None:
-    config = _config(pretrained)
+def test_the_mode_belongs_to_launch(pretrained_run: Path, tmp_path: Path) -> None:
+    config = _build_config(pretrained_run)
+
     with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
         run_experiment(None, LinearTask(LinearConfig()), MODE, config, str(tmp_path))
+
     assert list(tmp_path.iterdir()) == []

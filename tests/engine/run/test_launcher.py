@@ -74,8 +74,10 @@ def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=5).replace(
         task=_ToldConfig(), runtime={"virtual_cpus": 2}
     )
+
     with pytest.raises(InterruptedError):
         launch(config, "train", str(tmp_path / "run"), before_task=lambda: _story.append("before"))
+
     assert _story == ["before", ("task", str(tmp_path / "run"), 2)]
 
 
@@ -85,6 +87,7 @@ def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="refused"):
         launch(linear_experiment(), "train", str(tmp_path / "run"), before_task=refuse)
+
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,8 +96,10 @@ def test_a_missing_optimizer_is_reported_with_its_other_needs(tmp_path: Path) ->
     config = linear_experiment().replace(
         trainer=nothing, task={"validation_data": {"global_batch_size": 0}}
     )
+
     with pytest.raises(ConfigError) as refusal:
         launch(config, "train_and_eval", str(tmp_path / "run"))
+
     assert [mistake.path for mistake in refusal.value.mistakes] == [
         "trainer.optimizer_config.optimizer.type",
         "trainer.optimizer_config.learning_rate.type",
@@ -107,6 +112,7 @@ def test_an_optimizer_of_the_task_needs_none_in_the_config(tmp_path: Path) -> No
     _story.clear()
     nothing = {"optimizer_config": {"optimizer": {"type": None}, "learning_rate": {"type": None}}}
     config = linear_experiment().replace(task=_OwnOptimizerConfig(), trainer=nothing)
+
     with pytest.raises(InterruptedError):
         launch(config, "train", str(tmp_path / "run"))
 
@@ -127,8 +133,11 @@ def test_prepare_gives_equal_configs_equal_initial_weights() -> None:
 
 def test_prepare_sets_the_precision() -> None:
     prepare_runtime(linear_experiment().replace(runtime={"mixed_precision_dtype": "bfloat16"}))
+
     assert keras.mixed_precision.dtype_policy().compute_dtype == "bfloat16"
+
     prepare_runtime(linear_experiment().replace(runtime={"mixed_precision_dtype": "float32"}))
+
     assert keras.mixed_precision.dtype_policy().compute_dtype == "float32"
 
 
@@ -137,6 +146,7 @@ def test_prepare_refuses_a_batch_that_the_replicas_cannot_share(section: str) ->
     config = _SilentConfig(task=TinyConfig()).replace(
         runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10, "is_training": True}}
     )
+
     with pytest.raises(
         ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"
     ):
@@ -147,6 +157,7 @@ def test_prepare_takes_any_batch_to_evaluate_on() -> None:
     config = _SilentConfig(task=TinyConfig()).replace(
         runtime={"virtual_cpus": 4}, task={"validation_data": {"global_batch_size": 10}}
     )
+
     assert prepare_runtime(config).num_replicas_in_sync == 4
 
 
@@ -156,7 +167,9 @@ def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
 
 
 def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
-    config, other, refused = linear_experiment(train_steps=5), str(tmp_path / "other"), []
+    config = linear_experiment(train_steps=5)
+    other = str(tmp_path / "other")
+    refused = []
 
     def begin(start: Callable[[], Any]) -> None:
         try:
@@ -178,10 +191,13 @@ def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
                 thread.join()
 
     launch(config, "train", str(tmp_path / "run"), callbacks=[StartsOthers()])
+
     assert [text.partition(";")[0] for text in refused] == [
         "another thread of this process runs an experiment"
     ] * 2
-    assert (tmp_path / "run/final.json").exists() and not (tmp_path / "other").exists()
+    assert (tmp_path / "run/final.json").exists()
+    assert not (tmp_path / "other").exists()
+
     launch(config, "train", other)  # afterwards there is nothing to wait for
 
 
@@ -198,6 +214,7 @@ def test_only_chief_and_workers_train(
     }
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     config = linear_experiment().replace(runtime={"distribution_strategy": strategy})
+
     with pytest.raises(
         UsageError,
         match=f"TF_CONFIG calls this process {task_type}; start an evaluator with mode co",
@@ -209,12 +226,15 @@ def test_a_sidecar_with_the_config_of_a_worker_works_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    config, folder = linear_experiment(train_steps=5), str(tmp_path)
+    config = linear_experiment(train_steps=5)
+    folder = str(tmp_path)
     launch(config, "train", folder)
     workers = {
         "distribution_strategy": "multi_worker_mirrored",
         "worker_hosts": "a:1,b:1",
         "task_index": 1,
     }
+
     _, logs = launch(config.replace(runtime=workers), "continuous_eval", folder)
+
     assert logs["accuracy"] == launch(config, "eval", folder)[1]["accuracy"]

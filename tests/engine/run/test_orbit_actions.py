@@ -15,7 +15,8 @@ from trainer_kit.training.trainer_creation import create_trainer
 
 def _run(step: int = 10) -> Run:
     run = Run(SimpleNamespace(global_step=tf.Variable(step, dtype=tf.int64)))
-    run.loop, run.evaluation = Loop(5, 10, 1.0, {}), Evaluation(10)
+    run.loop = Loop(5, 10, 1.0, {})
+    run.evaluation = Evaluation(10)
     return run
 
 
@@ -36,7 +37,11 @@ class _Patience:
 
 
 def test_states_of_actions_are_saved_and_restored() -> None:
-    config, first, second, text = tiny_experiment(), _Patience(), _Patience(), b""
+    config = tiny_experiment()
+    first = _Patience()
+    second = _Patience()
+    text = b""
+
     for action in (first, second):
         trainer = create_trainer(config, TinyTask(config.task))
         register_states(trainer, [action, print])
@@ -47,19 +52,26 @@ def test_states_of_actions_are_saved_and_restored() -> None:
         else:
             trainer.state.python_state.variable.assign(text)
             trainer.state.python_state.load("")  # there are no arrays to read
+
     assert second.waited == 1
 
 
 def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
     run = _run()
+
     Actions([], [lambda _: run.trainer.global_step.assign(5)]).evaluation_end(run, {})
-    assert (run.requests.rewind_step, run.step) == (5, 5)
+
+    assert run.requests.rewind_step == 5
+    assert run.step == 5
 
 
 def test_actions_after_evaluations_see_no_replayed_one() -> None:
-    run, seen = _run(), []
-    actions = Actions([], [seen.append])
+    run = _run()
+    calls = []
+    actions = Actions([], [calls.append])
     actions.evaluation_end(run, {"a": 1})
     run.evaluation = Evaluation(10, is_replayed=True)
+
     actions.evaluation_end(run, {"a": 2})
-    assert seen == [{"a": 1}]
+
+    assert calls == [{"a": 1}]

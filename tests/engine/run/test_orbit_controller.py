@@ -39,7 +39,7 @@ class _Counter(BaseTrainer):
         return {"accuracy": tf.cast(self.global_step, tf.float32)}
 
 
-def _controller(
+def _create_controller(
     folder: Path,
     *,
     trains: bool = True,
@@ -65,41 +65,52 @@ def _controller(
     )
 
 
-def _saved(folder: Path) -> list[int]:
+def _list_saved_steps(folder: Path) -> list[int]:
     return list(complete_checkpoints(str(folder)))
 
 
 def test_actions_are_called_with_the_logs(tmp_path: Path) -> None:
     logs: list[Any] = []
-    controller = _controller(tmp_path, train_actions=[logs.append], eval_actions=[logs.append])
+    controller = _create_controller(
+        tmp_path, train_actions=[logs.append], eval_actions=[logs.append]
+    )
+
     last_logs = controller.train_and_evaluate(train_steps=8, eval_interval=4)
+
     assert [list(names) for names in logs] == [["loss"], ["accuracy"]] * 2
     assert float(last_logs["accuracy"]) == 8.0
     assert controller.run.step == 8
 
 
 def test_a_stop_that_the_trainer_was_asked_for_ends_the_run(tmp_path: Path) -> None:
-    controller = _controller(
+    controller = _create_controller(
         tmp_path, train_actions=[lambda logs: controller.trainer.request_stop()]
     )
+
     controller.train_and_evaluate(20, evaluates=False)
-    assert controller.should_stop and _saved(tmp_path)[-1] == 8  # one loop later
+
+    assert controller.should_stop
+    assert _list_saved_steps(tmp_path)[-1] == 8
 
 
 def test_an_evaluation_that_an_action_stops_saves_nothing(tmp_path: Path) -> None:
     def stop(logs: Any) -> None:
         raise StopTraining("enough")
 
-    controller = _controller(tmp_path, trains=False, eval_actions=[stop])
+    controller = _create_controller(tmp_path, trains=False, eval_actions=[stop])
+
     assert controller.evaluate() == {}
-    assert controller.should_stop and _saved(tmp_path) == []
+    assert controller.should_stop
+    assert _list_saved_steps(tmp_path) == []
 
 
 def test_the_checkpoints_of_a_run_are_evaluated_until_it_ends(tmp_path: Path) -> None:
-    _controller(tmp_path).train_and_evaluate(8, evaluates=False)
+    _create_controller(tmp_path).train_and_evaluate(8, evaluates=False)
     logs: list[Any] = []
-    controller = _controller(tmp_path, trains=False, eval_actions=[logs.append])
+    controller = _create_controller(tmp_path, trains=False, eval_actions=[logs.append])
+
     controller.evaluate_continuously(-1, 0.0, lambda: True)
+
     assert [float(evaluation["accuracy"]) for evaluation in logs] == [8.0]
 
 
@@ -110,31 +121,36 @@ def test_what_cannot_be_called_is_no_action(action: Any) -> None:
 
 
 def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> None:
-    seen: list[str] = []
+    calls: list[str] = []
     config = linear_experiment(train_steps=10)
+
     run_experiment(
         None,
         LinearTask(config.task),
         "train_and_eval",
         config,
         str(tmp_path / "run"),
-        train_actions=(lambda logs, name=name: seen.append(name) for name in "ab"),
-        eval_actions={"first": lambda logs: seen.append("eval")}.values(),
+        train_actions=(lambda logs, name=name: calls.append(name) for name in "ab"),
+        eval_actions={"first": lambda logs: calls.append("eval")}.values(),
     )
-    assert seen == ["a", "b", "a", "b", "eval"]
+
+    assert calls == ["a", "b", "a", "b", "eval"]
 
 
 def test_checkpoints_by_a_time_with_a_controller_of_orbit(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     config = linear_experiment(train_steps=20, checkpoint_interval="10 min")
+
     run_experiment(
         None, LinearTask(config.task), "train", config, folder, controller_cls=orbit.Controller
     )
+
     assert list(complete_checkpoints(folder)) == [5, 20]  # the first is due since there is none yet
 
 
 def test_callbacks_with_a_controller_of_orbits_are_refused(tmp_path: Path) -> None:
     config = linear_experiment()
+
     with pytest.raises(
         UsageError, match=r"^Callback: Controller calls no callbacks of trainer_kit"
     ):
@@ -147,4 +163,5 @@ def test_callbacks_with_a_controller_of_orbits_are_refused(tmp_path: Path) -> No
             controller_cls=orbit.Controller,
             callbacks=[Callback()],
         )
+
     assert not (tmp_path / "run").exists()

@@ -29,21 +29,17 @@ class _Given(Callback):
     """Of a caller."""
 
 
-def _plan(
+def _create_plan(
     folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **options: Any
 ) -> RunPlan:
     return plan_run(None, mode, config or tiny_experiment(), str(folder), RunOptions(**options))
 
 
-def _checkpoint(folder: Path, step: int) -> str:
-    path: str = tf.train.Checkpoint(step=tf.Variable(step)).write(str(folder / f"ckpt-{step}"))
-    return path
-
-
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
-    plan = _plan(tmp_path, config=config, callbacks=[_Given()])
-    assert [type(one) for one in plan.callbacks] == [_Registered, _Given]
+    plan = _create_plan(tmp_path, config=config, callbacks=[_Given()])
+
+    assert [type(callback) for callback in plan.callbacks] == [_Registered, _Given]
 
 
 @pytest.mark.parametrize(
@@ -53,14 +49,20 @@ def test_only_a_sidecar_leaves_out_validation_sets(
     tmp_path: Path, mode: str, sets: list[str]
 ) -> None:
     config = tiny_experiment()
-    data, chosen = config.task.validation_data, {"continuous_eval": {"validation_sets": ["test"]}}
-    config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
-    assert list(get_validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
+    data = config.task.validation_data
+    config = config.replace(
+        task={"validation_data": {"dev": data, "test": data}},
+        trainer={"continuous_eval": {"validation_sets": ["test"]}},
+    )
+
+    plan = _create_plan(tmp_path, mode, config)
+
+    assert list(get_validation_sets(plan.config.task)) == sets
 
 
 def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    assert _plan(tmp_path / "link").directory.path == str(tmp_path / "run")
+    assert _create_plan(tmp_path / "link").directory.path == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -72,16 +74,21 @@ def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> No
 )
 def test_a_second_run_of_the_same_files_is_refused(tmp_path: Path, first: Any, second: Any) -> None:
     with (
-        _plan(tmp_path, first[0], **first[1]).create_lock(Progress()),
+        _create_plan(tmp_path, first[0], **first[1]).create_lock(Progress()),
         pytest.raises(ModelDirInUseError),
     ):
-        _plan(tmp_path, second[0], **second[1]).create_lock(Progress()).__enter__()
+        _create_plan(tmp_path, second[0], **second[1]).create_lock(Progress()).__enter__()
 
 
 def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
-    _checkpoint(tmp_path, 10)
-    plans = [_plan(tmp_path, "train"), _plan(tmp_path, "eval"), _plan(tmp_path, "eval")]
-    plans += [_plan(tmp_path, "continuous_eval", eval_name=name) for name in ("one", "two")]
+    tf.train.Checkpoint(step=tf.Variable(10)).write(str(tmp_path / "ckpt-10"))
+    plans = [
+        _create_plan(tmp_path, "train"),
+        _create_plan(tmp_path, "eval"),
+        _create_plan(tmp_path, "eval"),
+    ]
+    plans += [_create_plan(tmp_path, "continuous_eval", eval_name=name) for name in ("one", "two")]
+
     with contextlib.ExitStack() as locks:
         for plan in plans:
             locks.enter_context(plan.create_lock(Progress()))
@@ -90,8 +97,12 @@ def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "continuous_eval"])
 def test_a_run_that_fails_before_its_first_record_leaves_nothing(tmp_path: Path, mode: str) -> None:
-    with pytest.raises(ZeroDivisionError), _plan(tmp_path / "run", mode).create_lock(Progress()):
+    with (
+        pytest.raises(ZeroDivisionError),
+        _create_plan(tmp_path / "run", mode).create_lock(Progress()),
+    ):
         raise ZeroDivisionError
+
     assert os.listdir(tmp_path) == []
 
 
@@ -103,7 +114,8 @@ class _WithCallbacks:
 
 
 def test_callbacks_of_a_task_come_first_where_it_trains(tmp_path: Path) -> None:
-    of_run = resolve_plan(_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
-    assert [type(one) for one in of_run] == [_Registered, _Given]
-    assert resolve_plan(_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
-    assert resolve_plan(_plan(tmp_path), object()).callbacks == []
+    of_run = resolve_plan(_create_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
+
+    assert [type(callback) for callback in of_run] == [_Registered, _Given]
+    assert resolve_plan(_create_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
+    assert resolve_plan(_create_plan(tmp_path), object()).callbacks == []

@@ -39,9 +39,12 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
         config_files=(f"{tmp_path}/none.yaml",),
         params_overrides=("trainer.train_step=5", "runtime.num_gpus=x"),
     )
+
     with pytest.raises(ConfigError) as error:
         check_request(RunRequest(name, "trian", None, sources, eval_name="a/b"))
+
     assert len(error.value.mistakes) == 6
+
     for text in (
         "--model_dir: is needed",
         "did you mean train",
@@ -51,21 +54,26 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
         "--eval_name: 'a/b' is not a plain",
     ):
         assert text in str(error.value)
+
     assert isinstance(error.value.__cause__, ConfigError)
 
 
 def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: Path) -> None:
     overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
     sources = ConfigSources(params_overrides=(overrides,))
+
     for mode in ("train", "train_and_post_eval"):
         with pytest.raises(
             ConfigError, match=f"trainer.early_stopping: the mode {mode} does not evaluate"
         ):
             _check(name, tmp_path, mode, sources=sources)
+
     for mode in ("train_and_eval", "continuous_eval"):
         assert _check(name, tmp_path, mode, sources=sources).trainer.early_stopping is not None
+
     beside = ConfigSources(params_overrides=(overrides, "trainer.early_stopping.eval_name=side"))
     assert _check(name, tmp_path, "train", sources=beside).trainer.early_stopping is not None
+
     with pytest.raises(ConfigError, match=r"trainer.early_stopping.metric.*: is needed"):
         _check(
             name,
@@ -80,7 +88,10 @@ def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: P
         (
             "train",
             "10",
-            "--profile: '10' is not a window of steps; write the first and the last step, as in 10:20",
+            (
+                "--profile: '10' is not a window of steps; write the first and the last step, as "
+                "in 10:20"
+            ),
         ),
         ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
         (
@@ -95,6 +106,7 @@ def test_steps_to_profile_are_a_window_in_a_mode_that_trains(
 ) -> None:
     with pytest.raises(ConfigError) as error:
         _check(name, tmp_path, mode, profile=profile)
+
     assert told in str(error.value)
     assert _check(name, tmp_path, "train_and_eval", profile="1:5")
 
@@ -111,6 +123,7 @@ def test_eval_without_a_checkpoint_gets_the_message_of_the_run(name: str, tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ckpt-5.data-00000-of-00001").touch()
     messages = []
+
     for look in (
         lambda: _check(name, tmp_path, "eval"),
         lambda: select_checkpoint(str(tmp_path / "run"), "latest", str(tmp_path / "run/best_ckpt")),
@@ -118,6 +131,7 @@ def test_eval_without_a_checkpoint_gets_the_message_of_the_run(name: str, tmp_pa
         with pytest.raises(UsageError, match="holds no checkpoint") as error:
             look()
         messages.append(str(error.value))
+
     assert messages[0] == messages[1]
 
 
@@ -125,8 +139,10 @@ def test_a_foreign_index_file_does_not_count_as_a_checkpoint(name: str, tmp_path
     (tmp_path / "run").mkdir()
     for file in ("ckpt-best.index", "ckpt-5.iterator.index"):
         (tmp_path / "run" / file).touch()
+
     with pytest.raises(UsageError, match="holds no checkpoint"):
         _check(name, tmp_path, "eval")
+
     with pytest.raises(
         UsageError, match=r"no checkpoint of step 5; model_dir holds no checkpoint; give 0 to start"
     ):
@@ -139,6 +155,7 @@ def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None
         (tmp_path / "run" / f"ckpt-{step}.index").touch()
     for step in (20, 0):
         _check(name, tmp_path, from_step=step)
+
     with pytest.raises(
         UsageError, match=r"no checkpoint of step 5; there are: 20, 100; give 0 to start again"
     ):
@@ -165,6 +182,7 @@ def test_from_step_is_refused_in_modes_that_do_not_train(
 def test_fine_tunings_refuse_from_step_and_need_a_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         _check(name, tmp_path, "continuous_train_and_eval", from_step=5)
+
     assert (
         "--from_step: it belongs to a single run, but continuous_train_and_eval starts one"
         in str(error.value)
@@ -180,7 +198,10 @@ def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(
 ) -> None:
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).touch()
-    check_request(RunRequest(name, "eval", str(tmp_path / "run[1]")))
+
+    checked = check_request(RunRequest(name, "eval", str(tmp_path / "run[1]")))
+
+    assert checked.config == ExperimentConfig()
 
 
 def test_a_remote_model_dir_is_refused_without_tensorflow(name: str) -> None:
@@ -199,13 +220,16 @@ def test_a_change_of_what_is_not_there_names_the_nearest(name: str, tmp_path: Pa
 def test_a_change_of_what_only_the_run_before_had_can_be_allowed(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the config has no 'task\.gone'"):
         _check(name, tmp_path, allow_config_change=("task.gone",))
+
     (tmp_path / "run").mkdir()
     (tmp_path / "run/ckpt-1.index").touch()
     write_params(tmp_path / "run/params.yaml", ExperimentConfig())
     text = (tmp_path / "run/params.yaml").read_text()
     (tmp_path / "run/params.yaml").write_text(text.replace("task:", "task:\n  gone: 1", 1))
+
     with pytest.raises(ConfigError, match=r"task\.gone: was 1 when this run began"):
         _check(name, tmp_path)
+
     _check(name, tmp_path, allow_config_change=("task.gone",))
 
 

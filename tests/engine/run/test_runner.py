@@ -18,7 +18,7 @@ import orbit
 import pytest
 import tensorflow as tf
 
-from tests.builders import final_record, json_lines, read_json
+from tests.builders import assert_all_close, final_record, json_lines, read_json
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
@@ -55,7 +55,7 @@ def _run(
     return launch(config or linear_experiment(), mode, str(folder), **arguments)
 
 
-def _steps(folder: Path, kind: str) -> list[int]:
+def _list_steps(folder: Path, kind: str) -> list[int]:
     return [
         record["step"]
         for record in read_active_history(str(folder / "metrics.jsonl"))
@@ -63,7 +63,7 @@ def _steps(folder: Path, kind: str) -> list[int]:
     ]
 
 
-def _weights(model: Any) -> list[np.ndarray]:
+def _read_weights(model: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.variables]
 
 
@@ -86,7 +86,7 @@ def once_trained(tmp_path_factory: pytest.TempPathFactory, of_trained: ReadyTrai
 
 
 @pytest.fixture
-def trained(once_trained: Path, tmp_path: Path) -> Path:
+def trained_run(once_trained: Path, tmp_path: Path) -> Path:
     """A copy of its folder."""
     return Path(shutil.copytree(once_trained, tmp_path / "trained"))
 
@@ -104,23 +104,24 @@ def once_evaluated(tmp_path_factory: pytest.TempPathFactory, of_evaluated: Ready
 
 
 @pytest.fixture
-def evaluated(once_evaluated: Path, tmp_path: Path) -> Path:
+def evaluated_run(once_evaluated: Path, tmp_path: Path) -> Path:
     """A copy of its folder."""
     return Path(shutil.copytree(once_evaluated, tmp_path / "evaluated"))
 
 
 @pytest.fixture(scope="module")
 def evaluator() -> Trainer:
-    """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation restores its own."""
+    """Evaluates any checkpoint of _EVALUATED in mode eval. It is traced once."""
     return create_trainer(_EVALUATED, LinearTask(_EVALUATED.task), train=False)
 
 
-def _tags(folder: Path) -> dict[str, list[int]]:
+def _read_tags(folder: Path) -> dict[str, list[int]]:
     tags: dict[str, list[int]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
                 tags.setdefault(value.tag, []).append(event.step)
+
     return tags
 
 
@@ -129,25 +130,25 @@ def test_train_saves_records_and_reports_its_time(
 ) -> None:
     caplog.set_level("INFO", logger="trainer_kit")
     model, logs = _run(tmp_path, config=linear_experiment(train_steps=13))
+
     assert logs == {}
-    assert list(complete_checkpoints(str(tmp_path))) == [
-        10,
-        13,
-    ]  # at the interval, and at the end off the interval
-    assert _steps(tmp_path, "train") == [5, 10, 13]
+    # At the interval, and at the end off the interval.
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 13]
+    assert _list_steps(tmp_path, "train") == [5, 10, 13]
+
     final = final_record(tmp_path)
     spent = final["time"]
-    assert (final["step"], spent["steps"]) == (13, 13)
-    assert (
-        all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0
-    )  # milliseconds
-    assert (
-        caplog.messages[-2].startswith("time of this process: ")
-        and caplog.messages[-1] == spent["verdict"]
-    )
+
+    assert final["step"] == 13
+    assert spent["steps"] == 13
+    # Milliseconds.
+    assert all(spent[name] > 0 for name in ("start", "step", "save"))
+    assert spent["input"] >= 0
+    assert caplog.messages[-2].startswith("time of this process: ")
+    assert caplog.messages[-1] == spent["verdict"]
     assert read_json(tmp_path / "manifest.json")["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
-    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(
+    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
         tmp_path / "train"
     ).keys()
     assert model.count_params() == 27
@@ -158,10 +159,13 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
         train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST
     )
     _, logs = _run(tmp_path, "train_and_eval", config)
-    assert _steps(tmp_path, "validation") == [4, 8, 10]
-    assert _tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
+
+    assert _list_steps(tmp_path, "validation") == [4, 8, 10]
+    assert _read_tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
+
     ledger = json_lines(tmp_path / "evals" / "validation.jsonl")
     assert [record["step"] for record in ledger] == [4, 8, 10]
+
     best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert (
         best["value"]
@@ -171,43 +175,43 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
 
 
 def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
-    of_trained: ReadyTrainer, trained: Path, tmp_path: Path
+    of_trained: ReadyTrainer, trained_run: Path, tmp_path: Path
 ) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
-    resumed, _ = _run(trained, config=config)
-    assert all(
-        np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True)
-    )
-    assert _steps(trained, "train")[-1] == 30
+    resumed, _ = _run(trained_run, config=config)
+
+    assert_all_close(_read_weights(resumed), _read_weights(straight))
+    assert _list_steps(trained_run, "train")[-1] == 30
 
 
 def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_path: Path) -> None:
     _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
+
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
-    assert _steps(tmp_path, "train") == sorted({*_steps(once_trained, "train"), 3, 11})
+    assert _list_steps(tmp_path, "train") == sorted({*_list_steps(once_trained, "train"), 3, 11})
+
     differences = compare_runs(once_trained, tmp_path)
-    assert differences and all(
-        "metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences
-    )
+    assert differences
+    assert all("metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences)
     assert final_record(tmp_path)["time"]["trace"] > 0
 
 
 def test_a_finished_run_returns_its_final_metrics_and_says_so(
-    of_evaluated: ReadyTrainer, evaluated: Path, caplog: pytest.LogCaptureFixture
+    of_evaluated: ReadyTrainer, evaluated_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = final_record(evaluated)["metrics"]
-    before = (evaluated / "metrics.jsonl").read_text()
+    metrics = final_record(evaluated_run)["metrics"]
+    history = (evaluated_run / "metrics.jsonl").read_text()
+
     with caplog.at_level("INFO", logger="trainer_kit"):
         _, second = _run(
-            evaluated, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated)
+            evaluated_run, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated_run)
         )
+
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
-    assert (
-        read_active_history(str(evaluated / "metrics.jsonl"))
-        and before in (evaluated / "metrics.jsonl").read_text()
-    )
+    assert read_active_history(str(evaluated_run / "metrics.jsonl"))
+    assert history in (evaluated_run / "metrics.jsonl").read_text()
 
 
 class _LeavesTheFolder(Callback):
@@ -226,41 +230,49 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.chdir(tmp_path)
+
     _run(Path("run"), "train_and_eval", trainer=linear.again(), callbacks=[_LeavesTheFolder(other)])
+
     assert os.listdir(other) == []
     assert final_record(tmp_path / "run")["step"] == linear_experiment().trainer.train_steps
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert _run(Path("~/run"), "train_and_eval", trainer=linear.again())[1].keys() == {
-        "accuracy",
-        "validation_loss",
-    }
+    _, logs = _run(Path("~/run"), "train_and_eval", trainer=linear.again())
+
+    assert logs.keys() == {"accuracy", "validation_loss"}
     assert not (tmp_path / "~").exists()
 
 
-def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluator: Trainer) -> None:
-    params_time = (evaluated / "params.yaml").stat().st_mtime_ns
-    ledger = json_lines(evaluated / "evals" / "validation.jsonl")
-    known = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
-    best = read_json(evaluated / "best_ckpt" / "info.json")
+def test_eval_scores_the_checkpoint_that_it_is_told_to(
+    evaluated_run: Path, evaluator: Trainer
+) -> None:
+    params_time = (evaluated_run / "params.yaml").stat().st_mtime_ns
+    ledger = json_lines(evaluated_run / "evals" / "validation.jsonl")
+    losses = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
+    best = read_json(evaluated_run / "best_ckpt" / "info.json")
+
     for which, step in (
         ("latest", 60),
         ("20", 20),
-        (str(evaluated / "ckpt-40"), 40),
+        (str(evaluated_run / "ckpt-40"), 40),
         ("best", best["step"]),
     ):
-        _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
-        assert logs["validation_loss"] == pytest.approx(known[step], abs=1e-6)
+        _, logs = _run(evaluated_run, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
+        assert logs["validation_loss"] == pytest.approx(losses[step], abs=1e-6)
+
     assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
-    assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
+    assert (evaluated_run / "params.yaml").stat().st_mtime_ns == params_time
 
 
 def test_post_evaluation_returns_metrics_and_writes_summaries(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
+
     assert logs["validation_loss"] > 0
-    assert _tags(tmp_path / "validation")["validation_loss"] == [20]
+    assert _read_tags(tmp_path / "validation")["validation_loss"] == [20]
+
     _, same = _run(tmp_path, "train", run_post_eval=True, trainer=linear.again())
     assert same["validation_loss"] == logs["validation_loss"]
 
@@ -268,49 +280,59 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
 def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean train_and_eval"):
         run_experiment(None, None, "train_eval", linear_experiment(), "anywhere")
+
     with pytest.raises(ValueError, match="model_dir must be specified"):
         run_experiment(None, None, "train", linear_experiment(), None)  # type: ignore[arg-type]
 
 
-def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None:
+def test_a_resumed_run_uses_the_configs_new_learning_rate(trained_run: Path) -> None:
     rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
     logs: list[Any] = []
     changed = _TRAINED.replace(trainer={"optimizer_config": {"learning_rate": rate}})
     ready = ReadyTrainer(changed, LinearTask)
+
+    def record_rate(loop: Any) -> None:
+        logs.append(loop["learning_rate"])
+
     for steps in (27, 37):
-        config, act = (
-            changed.replace(trainer={"train_steps": steps}),
-            lambda loop: logs.append(loop["learning_rate"]),
-        )
-        _run(trained, config=config, train_actions=[act], trainer=ready.again())
+        config = changed.replace(trainer={"train_steps": steps})
+        _run(trained_run, config=config, train_actions=[record_rate], trainer=ready.again())
+
     assert logs == [0.25] * 4
 
 
 def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config, trainer = linear_experiment(train_steps=10), linear.again()
+    config = linear_experiment(train_steps=10)
+    trainer = linear.again()
     change = [lambda logs: trainer.optimizer.learning_rate.assign(0.125)]
+
     model, _ = run_experiment(
         None, trainer.task, "train", config, str(tmp_path), trainer=trainer, train_actions=change
     )
-    assert model is trainer.model and int(trainer.global_step) == 10
-    logs: list[Any] = []
-    config, note = (
-        config.replace(trainer={"train_steps": 20}),
-        [lambda loop: logs.append(loop["learning_rate"])],
-    )
-    _run(tmp_path, config=config, train_actions=note, trainer=linear.again())
-    assert logs == [0.125, 0.125]
+
+    assert model is trainer.model
+    assert int(trainer.global_step) == 10
+
+    rates: list[Any] = []
+    config = config.replace(trainer={"train_steps": 20})
+    record_rate = [lambda loop: rates.append(loop["learning_rate"])]
+    _run(tmp_path, config=config, train_actions=record_rate, trainer=linear.again())
+
+    assert rates == [0.125, 0.125]
 
 
-def test_batch_size_may_change_when_it_is_allowed(trained: Path) -> None:
+def test_batch_size_may_change_when_it_is_allowed(trained_run: Path) -> None:
     data = {"train_data": {"global_batch_size": 16}}
     changed = _TRAINED.replace(trainer={"train_steps": 25}, task=data)
+
     with pytest.raises(ConfigError, match="global_batch_size"):
-        _run(trained, config=changed)
-    _run(trained, config=changed, allow_config_change=["task.train_data.global_batch_size"])
-    assert _steps(trained, "train")[-1] == 25
+        _run(trained_run, config=changed)
+
+    _run(trained_run, config=changed, allow_config_change=["task.train_data.global_batch_size"])
+
+    assert _list_steps(trained_run, "train")[-1] == 25
 
 
 def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
@@ -327,34 +349,37 @@ def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
 
 @pytest.mark.parametrize("steps", [17, 25])  # a finished run, and one that goes on
 def test_other_training_data_is_refused(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     _change_labels(monkeypatch, training=True)
     advice = r"array 1 was int32 .*--allow_config_change=task\.train_data\.identity"
+
     with pytest.raises(UsageError, match=rf"^task\.train_data: the data has changed .*{advice}"):
-        _run(trained, config=_TRAINED.replace(trainer={"train_steps": steps}))
+        _run(trained_run, config=_TRAINED.replace(trainer={"train_steps": steps}))
 
 
 def test_other_training_data_is_the_runs_once_it_is_allowed(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _change_labels(monkeypatch, training=True)
     longer = _TRAINED.replace(trainer={"train_steps": 25})
-    _run(trained, config=longer, allow_config_change=["task.train_data.identity"])
-    _run(trained, config=longer)
+    _run(trained_run, config=longer, allow_config_change=["task.train_data.identity"])
+    _run(trained_run, config=longer)
     monkeypatch.undo()
+
     with pytest.raises(UsageError, match=r"task\.train_data: the data has changed"):
-        _run(trained, config=longer)
+        _run(trained_run, config=longer)
 
 
-def test_a_finished_run_needs_no_data(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(of_training: bool, examples: int) -> Any:
+def test_a_finished_run_needs_no_data(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_files(of_training: bool, examples: int) -> Any:
         raise DataError("the files are gone")
 
-    monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", lost)
-    _run(trained, config=_TRAINED)
+    monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", lose_files)
+    _run(trained_run, config=_TRAINED)
+
     with pytest.raises(DataError, match="the files are gone"):
-        _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25}))
+        _run(trained_run, config=_TRAINED.replace(trainer={"train_steps": 25}))
 
 
 class _Replacing(Callback):
@@ -374,8 +399,10 @@ def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> Non
     config = linear_experiment(train_steps=20, checkpoint_interval=20)
     _run(tmp_path / "other", config=config)
     longer = config.replace(trainer={"train_steps": 40, "checkpoint_interval": 40})
+
     with pytest.raises(StorageError, match=rf"{tmp_path}/run contains another run now"):
         _run(tmp_path / "run", config=longer, callbacks=[_Replacing(tmp_path / "other")])
+
     assert list(complete_checkpoints(str(tmp_path / "run"))) == [20]
     assert not list(complete_checkpoints(str(tmp_path / "moved")))
 
@@ -389,44 +416,57 @@ def test_a_folder_moved_during_a_save_is_not_made_again(
             (tmp_path / "run").rename(tmp_path / "moved")
 
     monkeypatch.setattr(files, "report_write_point", move)
+
     with pytest.raises(StorageError, match=rf"{tmp_path}/run was moved or removed during the run"):
         _run(tmp_path / "run", config=linear_experiment(train_steps=20))
+
     assert not (tmp_path / "run").exists()
     assert list(complete_checkpoints(str(tmp_path / "moved"))) == [10]
 
 
-def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_validation_data_is_refused(
+    evaluated_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _change_labels(monkeypatch, training=False)
+
     with pytest.raises(
         UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"
     ):
-        _run(evaluated, "train_and_eval", _EVALUATED)
+        _run(evaluated_run, "train_and_eval", _EVALUATED)
 
 
 def test_a_run_of_an_earlier_release_takes_any_data(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, of_trained: ReadyTrainer
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch, of_trained: ReadyTrainer
 ) -> None:
-    manifest = read_json(trained / "manifest.json")
+    manifest = read_json(trained_run / "manifest.json")
     for name in ("data", "replicas", "workers", "device"):
         del manifest[name]
-    (trained / "manifest.json").write_text(json.dumps(manifest))
+    (trained_run / "manifest.json").write_text(json.dumps(manifest))
     _change_labels(monkeypatch, training=True)
     exact = _TRAINED.replace(trainer={"require_exact_resume": True})
-    _run(trained, config=exact, trainer=of_trained.again())
-    assert _steps(trained, "train")[-1] == 17
+
+    _run(trained_run, config=exact, trainer=of_trained.again())
+
+    assert _list_steps(trained_run, "train")[-1] == 17
 
 
-def test_exactness_needs_the_versions_and_devices_of_before(trained: Path) -> None:
-    manifest = read_json(trained / "manifest.json")
-    assert (manifest["replicas"], manifest["workers"], manifest["device"]) == (1, 1, "CPU")
+def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -> None:
+    manifest = read_json(trained_run / "manifest.json")
+
+    assert manifest["replicas"] == 1
+    assert manifest["workers"] == 1
+    assert manifest["device"] == "CPU"
+
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
-    (trained / "manifest.json").write_text(json.dumps(manifest))
+    (trained_run / "manifest.json").write_text(json.dumps(manifest))
+
     with pytest.raises(UsageError) as refused:
         _run(
-            trained,
+            trained_run,
             config=_TRAINED.replace(trainer={"require_exact_resume": True, "train_steps": 25}),
         )
+
     lines = str(refused.value).split("\n")[1:]
     assert [line.split(": ")[1] for line in lines] == [
         "python",
@@ -458,16 +498,18 @@ class _SummarisingTask(LinearTask):
         return logs
 
 
-def test_the_tasks_summaries_keep_the_interval_of_the_config(
-    tmp_path: Path,
-) -> None:
+def test_the_tasks_summaries_keep_the_interval_of_the_config(tmp_path: Path) -> None:
     config = linear_experiment(summary_interval=10)
-    task, act = (
-        _SummarisingTask(config.task),
-        lambda logs: tf.summary.scalar("of_an_action", logs["training_loss"]),
-    )
-    run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=[act])
-    train, validation = _tags(tmp_path / "train"), _tags(tmp_path / "validation")
+    task = _SummarisingTask(config.task)
+
+    def write_scalar(logs: Any) -> None:
+        tf.summary.scalar("of_an_action", logs["training_loss"])
+
+    actions = [write_scalar]
+    run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=actions)
+
+    train = _read_tags(tmp_path / "train")
+    validation = _read_tags(tmp_path / "validation")
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
     assert set(validation["mine_too"]) == {10, 20}
     assert train["of_an_action"] == [5, 10, 15, 20]
@@ -476,8 +518,9 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
 
 def test_save_summary_false_writes_no_event_file(linear: ReadyTrainer, tmp_path: Path) -> None:
     _run(tmp_path, "train_and_eval", save_summary=False, trainer=linear.again())
+
     assert not list(tmp_path.rglob("events.out.tfevents.*"))
-    assert _steps(tmp_path, "train") == [5, 10, 15, 20]
+    assert _list_steps(tmp_path, "train") == [5, 10, 15, 20]
 
 
 class _OrbitsOwn(orbit.Controller):
@@ -489,20 +532,19 @@ class _OrbitsOwn(orbit.Controller):
 
 
 def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_path: Path) -> None:
-    intervals = {
-        "validation_interval": 6,
-        "checkpoint_interval": 6,
-        "summary_interval": 1000,
-    }  # the default
+    # The default.
+    intervals = {"validation_interval": 6, "checkpoint_interval": 6, "summary_interval": 1000}
     config = linear_experiment(train_steps=12, steps_per_loop=3, **intervals)
+
     _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn, trainer=linear.again())
+
     assert _OrbitsOwn.used == 2
     assert 12 in complete_checkpoints(str(tmp_path))
-    assert _tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
+    assert _read_tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
 
 
 class _FailsAtTheEnd(Callback):
-    """Saves with each evaluation what callbacks have seen of it, and lets the run fail after the last one."""
+    """Saves what callbacks have seen of each evaluation, and fails after the last one."""
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         run.save(overwrite=True)
@@ -518,10 +560,12 @@ def test_a_restart_returns_the_recorded_logs_of_its_last_step(
     with pytest.raises(RuntimeError, match="the run fails"):
         trainer = of_evaluated.again(tmp_path)
         _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, callbacks=[_FailsAtTheEnd()])
+
     trainer = of_evaluated.again(tmp_path)
     _, logs = _run(
         tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, controller_cls=controller_class
     )
+
     assert "best_accuracy" in logs
     assert logs == final_record(tmp_path)["metrics"] == final_record(once_evaluated)["metrics"]
 
@@ -532,28 +576,33 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made: list[Controller] = []
+    controllers: list[Controller] = []
 
-    class Found(Controller):
+    class RecordedController(Controller):
         def __init__(self, **parts: Any) -> None:
-            made.append(self)
+            controllers.append(self)
             super().__init__(**parts)
 
     def go_back_once(logs: Any) -> None:
-        manager = made[0].checkpoint_manager
-        if int(made[0].global_step.numpy()) == 55 and "taken the run back" not in caplog.text:
+        manager = controllers[0].checkpoint_manager
+        step = int(controllers[0].global_step.numpy())
+        if step == 55 and "taken the run back" not in caplog.text:
             manager.sync()
-            tf.train.Checkpoint.read(
-                manager.checkpoint, manager.find_newest()
-            )  # of which our engine knows nothing
+            # Of which our engine knows nothing.
+            tf.train.Checkpoint.read(manager.checkpoint, manager.find_newest())
 
-    own: dict[str, Any] = {"controller_cls": Found, "trainer": of_evaluated.again(tmp_path)}
+    own: dict[str, Any] = {
+        "controller_cls": RecordedController,
+        "trainer": of_evaluated.again(tmp_path),
+    }
+
     _run(tmp_path, "train_and_eval", _EVALUATED, train_actions=[go_back_once], **own)
+
     assert "an action has taken the run back from step 55 to step 40" in caplog.text
-    found = compare_runs(str(once_evaluated), str(tmp_path))
-    assert [
-        one for one in found if '"lineage": 1' not in one
-    ] == []  # the ledger alone tells that there was a return
+
+    differences = compare_runs(str(once_evaluated), str(tmp_path))
+    # The ledger alone tells that there was a return.
+    assert [line for line in differences if '"lineage": 1' not in line] == []
 
 
 def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
@@ -586,6 +635,7 @@ def test_train_steps_minus_one_trains_until_the_data_ends(
     finite: ReadyTrainer, tmp_path: Path
 ) -> None:
     _run(tmp_path, "train_and_eval", linear_experiment(train_steps=-1), trainer=finite.again())
+
     assert final_record(tmp_path)["step"] == 13
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
@@ -598,12 +648,13 @@ def test_data_that_ends_too_early_is_a_data_error_after_saving(
         match=r"ended at step 13 of 20; repeat the data .*, or set trainer\.train_steps to -1",
     ):
         _run(tmp_path, trainer=finite.again())
+
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
     assert not (tmp_path / "final.json").exists()
 
 
 def _stop(caplog: pytest.LogCaptureFixture) -> None:
-    """Sends SIGTERM to this process, and returns when the thread that hears of it has asked the run to stop."""
+    """Sends SIGTERM to this process, and waits until the run has been asked to stop."""
     os.kill(os.getpid(), signal.SIGTERM)
     deadline = time.monotonic() + 30
     while "SIGTERM: stopping" not in caplog.text and time.monotonic() < deadline:
@@ -623,8 +674,10 @@ class _FilteredAwayTask(LinearTask):
 
 def test_a_run_whose_data_turns_out_empty_leaves_no_record(tmp_path: Path) -> None:
     config = linear_experiment()
+
     with pytest.raises(DataError, match=r"task\.train_data has no batch"):
         run_experiment(None, _FilteredAwayTask(config.task), "train", config, str(tmp_path))
+
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert not left & {"params.yaml", "manifest.json", "metrics.jsonl", "final.json", "checkpoint"}
 
@@ -634,8 +687,10 @@ def test_a_stop_does_not_save_when_the_config_says_so(
 ) -> None:
     config = linear_experiment(preemption_on_demand_checkpoint=False)
     caplog.set_level("INFO", logger="trainer_kit")
+
     with pytest.raises(PreemptedError):
         _run(tmp_path, config=config, train_actions=[lambda logs: _stop(caplog)])
+
     assert not complete_checkpoints(str(tmp_path))
     assert any(message.startswith("time of this process: ") for message in caplog.messages)
 
@@ -663,14 +718,17 @@ def test_the_next_start_repeats_an_interrupted_evaluation(
     config = linear_experiment(train_steps=20, validation_interval=20, **_BEST)
     task = _StoppedInEvaluation(config.task)
     stops[:] = [lambda: _stop(caplog)]
+
     with pytest.raises(PreemptedError):
         run_experiment(None, task, "train_and_eval", config, str(tmp_path))
-    assert _steps(tmp_path, "validation") == []
+
+    assert _list_steps(tmp_path, "validation") == []
+
     _, logs = run_experiment(None, task, "train_and_eval", config, str(tmp_path))
     assert logs["step"] == 20
     assert final_record(tmp_path)["metrics"]["accuracy"] == logs["accuracy"]
     assert (tmp_path / "best_ckpt/ckpt-20.index").exists()
-    assert _steps(tmp_path, "validation") == [20]
+    assert _list_steps(tmp_path, "validation") == [20]
 
 
 class _EvaluatesItself(Callback):
@@ -684,7 +742,9 @@ class _EvaluatesItself(Callback):
 def test_only_recorded_evaluations_are_exported_as_best(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10, steps_per_loop=5, validation_interval=10, **_BEST)
     callback = _EvaluatesItself()
+
     _run(tmp_path, "train_and_eval", config, callbacks=[callback])
+
     assert list(complete_checkpoints(str(tmp_path / "best_ckpt"))) == [10]
     assert callback.trainer.checkpoint_exporter is None  # the run exports
 
@@ -706,9 +766,13 @@ class _BackAfterEvaluation(Callback):
 def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=10, **_BEST)
     callback = _BackAfterEvaluation()
+
     _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])
-    assert callback.steps == [10] and "accuracy" in logs
-    assert _steps(tmp_path, "train") == [5, 10, 15, 20] and _steps(tmp_path, "validation") == [20]
+
+    assert callback.steps == [10]
+    assert "accuracy" in logs
+    assert _list_steps(tmp_path, "train") == [5, 10, 15, 20]
+    assert _list_steps(tmp_path, "validation") == [20]
     assert final_record(tmp_path)["step"] == 20
     assert read_json(tmp_path / "best_ckpt" / "info.json")["step"] == 20
 
@@ -716,37 +780,40 @@ def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
 def test_a_rewind_after_the_post_evaluation_trains_on(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=10)
     callback = _BackAfterEvaluation()
+
     _, logs = _run(tmp_path, "train", config, callbacks=[callback], run_post_eval=True)
-    assert callback.steps == [10] and "accuracy" in logs
+
+    assert callback.steps == [10]
+    assert "accuracy" in logs
     assert json.loads((tmp_path / "final.json").read_text())["step"] == 20
 
 
 def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
-    of_trained: ReadyTrainer, trained: Path, caplog: pytest.LogCaptureFixture
+    of_trained: ReadyTrainer, trained_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = _BackAfterEvaluation()
-    assert (
-        "accuracy"
-        in _run(trained, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
-    )
-    assert (
-        callback.steps == []
-        and "asked to go back to step 10, in a mode that does not train" in caplog.text
-    )
+
+    _, logs = _run(trained_run, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])
+
+    assert "accuracy" in logs
+    assert callback.steps == []
+    assert "asked to go back to step 10, in a mode that does not train" in caplog.text
 
 
 def test_train_and_eval_evaluates_a_run_that_only_trained(
-    of_trained: ReadyTrainer, trained: Path
+    of_trained: ReadyTrainer, trained_run: Path
 ) -> None:
-    assert "accuracy" in _run(trained, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
+    _, logs = _run(trained_run, "train_and_eval", _TRAINED, trainer=of_trained.again())
+
+    assert "accuracy" in logs
 
 
-def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
-    ledger, events = (
-        evaluated / "evals/validation.jsonl",
-        sorted((evaluated / "validation").iterdir()),
-    )
+def test_the_ledger_names_checkpoints_that_exist(evaluated_run: Path, evaluator: Trainer) -> None:
+    ledger = evaluated_run / "evals/validation.jsonl"
+    events = sorted((evaluated_run / "validation").iterdir())
+
     records = json_lines(ledger)
+
     assert [line["step"] for line in records] == [10, 20, 30, 40, 50, 60]
     assert [line["checkpoint"] for line in records] == [
         None,
@@ -756,20 +823,24 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Tra
         None,
         "ckpt-60",
     ]
-    _run(evaluated, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
-    (record,) = json_lines(evaluated / "evals/eval.jsonl")
-    assert (record["step"], record["checkpoint"]) == (20, "ckpt-20")
-    assert json_lines(ledger) == records and sorted((evaluated / "validation").iterdir()) == events
+
+    _run(evaluated_run, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
+    (record,) = json_lines(evaluated_run / "evals/eval.jsonl")
+
+    assert record["step"] == 20
+    assert record["checkpoint"] == "ckpt-20"
+    assert json_lines(ledger) == records
+    assert sorted((evaluated_run / "validation").iterdir()) == events
 
 
 def test_one_replica_evaluates_a_checkpoint_of_several_equally(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    _, several = _run(
-        tmp_path, "train_and_eval", linear_experiment().replace(runtime={"virtual_cpus": 2})
-    )
-    _, one = _run(tmp_path, "eval", trainer=linear.again())
-    assert one == pytest.approx(several, abs=1e-6)
+    config = linear_experiment().replace(runtime={"virtual_cpus": 2})
+    _, several = _run(tmp_path, "train_and_eval", config)
+    _, on_one_replica = _run(tmp_path, "eval", trainer=linear.again())
+
+    assert on_one_replica == pytest.approx(several, abs=1e-6)
 
 
 def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path) -> None:
@@ -786,7 +857,8 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
             lines.extend(text.splitlines())
 
     keras.utils.clear_session()
-    ready, straight = ReadyTrainer(config, LinearTask), tmp_path / "straight"
+    ready = ReadyTrainer(config, LinearTask)
+    straight = tmp_path / "straight"
     _, logs = _run(
         straight,
         "train_and_eval",
@@ -794,6 +866,7 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
         console=Lines(io.StringIO()),
         trainer=ready.again(straight),
     )
+
     records = json_lines(straight / "evals/validation.jsonl")
     steps = {
         name: [item["step"] for item in records if item["dataset"] == name]
@@ -801,35 +874,39 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
     }
     assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
     assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
-    assert {name: _tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
+    assert {name: _read_tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
     assert [line.split(" | ")[:2] for line in lines if line.startswith("validation")][-3:] == [
         ["validation rare", "step 15/20"],
         ["validation dev", "step 20/20"],
         ["validation rare", "step 20/20"],
     ]
-    best = max(
-        (item for item in records if item["dataset"] == "dev"),
-        key=lambda it: it["metrics"]["dev"]["accuracy"],
-    )
-    assert read_json(straight / "best_ckpt/info.json")["step"] == best["step"]
-    assert (
-        f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}"
-        in lines[-2]
-    )
 
-    resumed, shorter = tmp_path / "resumed", config.replace(trainer={"train_steps": 15})
+    accuracies = {
+        item["step"]: item["metrics"]["dev"]["accuracy"]
+        for item in records
+        if item["dataset"] == "dev"
+    }
+    best_step = max(accuracies, key=accuracies.__getitem__)
+    assert read_json(straight / "best_ckpt/info.json")["step"] == best_step
+    assert f"best accuracy {accuracies[best_step]:.4g} at step {best_step}" in lines[-2]
+
+    resumed = tmp_path / "resumed"
+    shorter = config.replace(trainer={"train_steps": 15})
+
     _run(resumed, "train_and_eval", shorter, trainer=ready.again(resumed))
     keras.utils.clear_session()
-    _, again = _run(
-        resumed, "train_and_eval", config
-    )  # with a trainer of its own, as in a new process
-    assert again == logs and compare_runs(straight, resumed) == []
+    # With a trainer of its own, as in a new process.
+    _, again = _run(resumed, "train_and_eval", config)
+
+    assert again == logs
+    assert compare_runs(straight, resumed) == []
     assert _run(resumed, "eval", config, trainer=ready.again())[1]["rare"] == logs["rare"]
 
 
 def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10)
-    data, seen = config.task.validation_data, []
+    data = config.task.validation_data
+    batches = []
     _, first = _run(
         tmp_path,
         "train_and_eval",
@@ -837,19 +914,24 @@ def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     )
     (tmp_path / "final.json").unlink()  # as if it had been killed before
     config = config.replace(task={"validation_data": {"dev": data, "new": data}})
+
     _, logs = _run(
-        tmp_path, "train_and_eval", config, eval_actions=[lambda logs: seen.append([*logs])]
+        tmp_path, "train_and_eval", config, eval_actions=[lambda logs: batches.append([*logs])]
     )
+
     assert logs == {"dev": first["dev"], "new": pytest.approx(first["old"])}
-    assert seen == [["new"]]
+    assert batches == [["new"]]
 
 
-def test_a_run_killed_before_its_final_record_writes_the_same(evaluated: Path) -> None:
-    before = final_record(evaluated)
-    (evaluated / "final.json").unlink()
-    _, logs = _run(evaluated, "train_and_eval", _EVALUATED)
-    after = final_record(evaluated)
-    assert logs == after["metrics"] == before["metrics"] and "best_accuracy" in logs
+def test_a_run_killed_before_its_final_record_writes_the_same(evaluated_run: Path) -> None:
+    before = final_record(evaluated_run)
+    (evaluated_run / "final.json").unlink()
+    _, logs = _run(evaluated_run, "train_and_eval", _EVALUATED)
+
+    after = final_record(evaluated_run)
+
+    assert logs == after["metrics"] == before["metrics"]
+    assert "best_accuracy" in logs
     assert after["best"] == before["best"]
 
 
@@ -871,13 +953,13 @@ def test_a_run_that_waits_for_data_is_told_so(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20).replace(
         task={"train_data": {"prefetch_buffer_size": 0}}
     )
-    task, begun = _WaitsForData(config.task), time.monotonic()
+    task = _WaitsForData(config.task)
+    begin = time.monotonic()
 
     def begin_to_wait(logs: Any) -> None:
-        task.wait = (
-            task.wait or (time.monotonic() - begun) / 8
-        )  # fifteen batches take longer than the start did
+        # Fifteen batches take longer than the start did.
+        task.wait = task.wait or (time.monotonic() - begin) / 8
 
     run_experiment(None, task, "train", config, str(tmp_path), train_actions=[begin_to_wait])
-    verdict = final_record(tmp_path)["time"]["verdict"]
-    assert verdict.startswith("input")
+
+    assert final_record(tmp_path)["time"]["verdict"].startswith("input")

@@ -9,7 +9,7 @@ from tests.run_directory_page import PATHS, is_in_table, matches
 from trainer_kit.run.launcher import launch
 
 
-def _unknown(folder: Path) -> set[str]:
+def _find_unknown_files(folder: Path) -> set[str]:
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return {path for path in paths if not is_in_table(path)}
 
@@ -21,6 +21,7 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     (tmp_path / "hyper_parameters.yaml").write_text("learning_rate: 0.02")
     config = linear_experiment(best_checkpoint_eval_metric="accuracy")
     config = config.replace(trainer={"best_checkpoints": bests, **averages})
+
     launch(
         config,
         "train_and_eval",
@@ -29,11 +30,14 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
     )
     launch(config, "continuous_eval", str(tmp_path), eval_name="fast")
     launch(config, "eval", str(tmp_path))
-    assert _unknown(tmp_path) == set()
+
+    assert _find_unknown_files(tmp_path) == set()
+
     written = [
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     ]
     missing = {row for row in PATHS if not any(matches(row, path) for path in written)}
+
     assert missing == {
         "ckpt-<step>.pin",
         ".saving-ckpt-<step>/",
@@ -54,4 +58,4 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
 
 def test_a_file_that_is_not_in_the_table_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "strange.txt").touch()
-    assert _unknown(tmp_path) == {"strange.txt"}
+    assert _find_unknown_files(tmp_path) == {"strange.txt"}

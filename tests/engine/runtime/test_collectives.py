@@ -1,4 +1,4 @@
-"""How many workers there are and what they agree on: in one process, and in two real ones, a chief and a worker."""
+"""How many workers there are and what they agree on: in one process, and in two real ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = ((7, 9), (-1, 5), (2**40 + 1, 0), (0, 3))  # what the chief gives, wha
 TEXTS = (("of the chief", "wörker ✓"), ("1", "twelve bytes"), ("", "x"), ("", ""))
 
 
-def alone() -> None:
+def run_alone() -> None:
     """Tells of the strategies of one process; the second has two replicas."""
     import tensorflow as tf
 
@@ -33,12 +33,13 @@ def alone() -> None:
         tf.distribute.MultiWorkerMirroredStrategy(),
     )
     returned = {
-        name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)
+        name: _call_collectives(strategy, 0)
+        for name, strategy in zip(ALONE, strategies, strict=True)
     }
-    tell({"warned": [_warns(strategy) for strategy in strategies], **returned})
+    tell({"warned": [_does_warn(strategy) for strategy in strategies], **returned})
 
 
-def _warns(strategy: Any) -> bool:
+def _does_warn(strategy: Any) -> bool:
     """Whether a run says that its strategy has one worker, and how a cluster is given."""
     from trainer_kit.runtime import collectives
 
@@ -52,17 +53,17 @@ def _warns(strategy: Any) -> bool:
     )
 
 
-def together(cluster: dict[str, list[str]], index: int) -> None:
+def run_together(cluster: dict[str, list[str]], index: int) -> None:
     """Tells of a strategy of two processes, as the only one of its job."""
     import tensorflow as tf
 
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": JOBS[index], "index": 0}}
     )
-    tell({JOBS[index]: _returned(tf.distribute.MultiWorkerMirroredStrategy(), index)})
+    tell({JOBS[index]: _call_collectives(tf.distribute.MultiWorkerMirroredStrategy(), index)})
 
 
-def _returned(strategy: Any, index: int) -> dict[str, Any]:
+def _call_collectives(strategy: Any, index: int) -> dict[str, Any]:
     from trainer_kit.runtime import collectives
 
     return {
@@ -72,39 +73,45 @@ def _returned(strategy: Any, index: int) -> dict[str, Any]:
     }
 
 
-def tell(found: dict[str, Any]) -> None:
+def tell(values: dict[str, Any]) -> None:
     """Stays when it is said: a worker that ends would break the last sum of one that is slower."""
-    print(json.dumps(found), flush=True)
+    print(json.dumps(values), flush=True)
     signal.pause()
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def values_by_job() -> dict[str, Any]:
     """What the functions returned, by strategy or, of the two processes, by job."""
     cluster = {job: [address] for job, address in zip(JOBS, free_hosts(2), strict=True)}
     results: dict[str, Any] = {}
     with ForkServer() as server:
-        children = [server.start(together, cluster, index) for index in (0, 1)]
-        for child in (server.start(alone), *children):
+        children = [server.start(run_together, cluster, index) for index in (0, 1)]
+        for child in (server.start(run_alone), *children):
             wait_until(lambda child=child: "}}\n" in child.text or not child.alive, 60)
             results |= json.loads(
                 next(line for line in child.text.splitlines() if line.endswith("}}"))
             )
+
     return results
 
 
 @pytest.mark.parametrize("strategy", ALONE)
 def test_one_process_is_the_only_worker_and_agrees_with_itself(
-    found: dict[str, Any], strategy: str
+    values_by_job: dict[str, Any], strategy: str
 ) -> None:
-    numbers, texts = [own for own, _ in NUMBERS], [[own] for own, _ in TEXTS]
-    assert found[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
-    assert found["warned"] == [False, False, True]  # of one worker with a strategy for several
+    numbers = [own for own, _ in NUMBERS]
+    texts = [[own] for own, _ in TEXTS]
+
+    assert values_by_job[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
+    # Of one worker with a strategy for several.
+    assert values_by_job["warned"] == [False, False, True]
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_two_workers_have_the_chiefs_number_and_all_texts(
-    found: dict[str, Any], index: int
+    values_by_job: dict[str, Any], index: int
 ) -> None:
-    numbers, texts = [chiefs for chiefs, _ in NUMBERS], [list(texts) for texts in TEXTS]
-    assert found[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}
+    numbers = [chiefs for chiefs, _ in NUMBERS]
+    texts = [list(texts) for texts in TEXTS]
+
+    assert values_by_job[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}

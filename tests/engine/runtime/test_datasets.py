@@ -25,8 +25,8 @@ def one_cpu() -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy("CPU:0")
 
 
-def shares(strategy: tf.distribute.Strategy, dataset: Any) -> list[list[list[int]]]:
-    """The values of each replica, for each step."""
+def read_shares(strategy: tf.distribute.Strategy, dataset: Any) -> list[list[list[int]]]:
+    """Returns the values of each replica, for each step."""
     return [
         [share.numpy().tolist() for share in strategy.experimental_local_results(step)]
         for step in dataset
@@ -47,12 +47,16 @@ def test_global_batches_are_split_without_losing_examples(
     count: int, made_by_a_function: bool
 ) -> None:
     strategy = replicas(count)
-    dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
-    distributed = distribute_dataset(strategy, *((read, 4) if made_by_a_function else (dataset,)))
-    seen = shares(strategy, distributed)
-    assert [len(share) for share in seen[0]] == [4 // count] * count
-    assert len(seen) == 3
-    assert [value for step in seen for share in step for value in share] == list(range(EXAMPLES))
+    if made_by_a_function:
+        distributed = distribute_dataset(strategy, read, 4)
+    else:
+        distributed = distribute_dataset(strategy, tf.data.Dataset.range(EXAMPLES).batch(4))
+
+    batches = read_shares(strategy, distributed)
+
+    assert [len(share) for share in batches[0]] == [4 // count] * count
+    assert len(batches) == 3
+    assert [value for step in batches for share in step for value in share] == list(range(EXAMPLES))
 
 
 class Reader:
@@ -78,10 +82,10 @@ def test_a_function_gets_its_arguments_and_a_context_it_takes(
     function: Callable[..., Any], arguments: dict[str, int]
 ) -> None:
     strategy = replicas(2)
-    assert shares(strategy, distribute_dataset(strategy, function, **arguments))[0] == [
-        [0, 1],
-        [2, 3],
-    ]
+
+    distributed = distribute_dataset(strategy, function, **arguments)
+
+    assert read_shares(strategy, distributed)[0] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("make_strategy", [lambda: None, tf.distribute.get_strategy, one_cpu])
@@ -90,10 +94,12 @@ def test_one_device_gets_the_plain_dataset(
 ) -> None:
     strategy = make_strategy()
     dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
+
     assert distribute_dataset(strategy, dataset) is dataset
-    made = distribute_dataset(strategy, read, 4, start=2)
-    assert isinstance(made, tf.data.Dataset)
-    assert read_batches(made) == [[2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12]]
+
+    distributed = distribute_dataset(strategy, read, 4, start=2)
+    assert isinstance(distributed, tf.data.Dataset)
+    assert read_batches(distributed) == [[2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12]]
 
 
 def test_input_options_reach_the_strategy_and_not_the_function() -> None:
@@ -111,8 +117,10 @@ def test_input_options_reach_the_strategy_and_not_the_function() -> None:
             .batch(1)
         )
 
-    seen = shares(strategy, distribute_dataset(strategy, make, input_options=options))
-    assert seen == [[[0], [10]], [[1], [11]]]  # a pipeline for each replica, as the options ask for
+    batches = read_shares(strategy, distribute_dataset(strategy, make, input_options=options))
+
+    # A pipeline for each replica, as the options ask for.
+    assert batches == [[[0], [10]], [[1], [11]]]
 
 
 @pytest.mark.parametrize("make_strategy", [lambda: replicas(1), lambda: replicas(2)])
@@ -129,7 +137,9 @@ def test_what_is_no_dataset_is_named(make_strategy: Callable[[], tf.distribute.S
 
 def test_a_private_thread_pool_is_an_option_of_the_dataset() -> None:
     dataset = tf.data.Dataset.range(3).batch(2)
+
     assert with_private_threadpool(dataset, RuntimeConfig()) is dataset
+
     own = with_private_threadpool(dataset, RuntimeConfig(dataset_num_private_threads=3))
     assert own.options().threading.private_threadpool_size == 3
     assert np.array_equal(np.concatenate(list(own.as_numpy_iterator())), [0, 1, 2])
@@ -151,17 +161,19 @@ def test_full_batches_end_when_a_replica_would_get_none(form: str) -> None:
         return whole.map(lambda *parts: tf.nest.flatten(parts)[0])
 
     strategy = replicas(2)
-    assert shares(strategy, distribute_dataset(strategy, make)) == [
+
+    assert read_shares(strategy, distribute_dataset(strategy, make)) == [
         [[0, 1], [2, 3]],
         [[4, 5], [6, 7]],
     ]
 
 
 def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
-    full, ragged = (
-        tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False)
-    )
-    several, one_each = input_context(4, 2), input_context(2, 2)
+    full = tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=True)
+    ragged = tf.data.Dataset.range(EXAMPLES).batch(4)
+    several = input_context(4, 2)
+    one_each = input_context(2, 2)
+
     assert drop_partial_steps(full, None) is full
     assert drop_partial_steps(full, one_each) is full
     assert drop_partial_steps(ragged, several) is ragged

@@ -38,8 +38,12 @@ def attempt(function, *arguments):
 
 found = {}
 runtime = RuntimeConfig(
-    virtual_cpus=2, gpu_thread_mode="gpu_private", per_gpu_thread_count=3, batchnorm_spatial_persistent=True,
-    run_eagerly=True, deterministic_ops=True,
+    virtual_cpus=2,
+    gpu_thread_mode="gpu_private",
+    per_gpu_thread_count=3,
+    batchnorm_spatial_persistent=True,
+    run_eagerly=True,
+    deterministic_ops=True,
 )
 configure_devices(runtime)
 configure_devices(runtime)
@@ -57,10 +61,11 @@ strategy = create_strategy(RuntimeConfig(virtual_cpus=2))
 with strategy.scope():
     variable = tf.Variable(1.0)
 found["strategy"] = type(strategy).__name__
-found["devices"] = sorted({copy.device[-5:] for copy in strategy.experimental_local_results(variable)})
+copies = strategy.experimental_local_results(variable)
+found["devices"] = sorted({copy.device[-5:] for copy in copies})
 found["too_late"] = message(configure_devices, RuntimeConfig(virtual_cpus=3))
-workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 0}}
-os.environ["TF_CONFIG"] = json.dumps(workers)
+cluster = {"worker": ["localhost:1", "localhost:2"]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 found["workers_too_late"] = message(create_strategy, RuntimeConfig())
 del os.environ["TF_CONFIG"]
 
@@ -107,7 +112,8 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.runtime.strategy import create_strategy
 
 tasks = {name: [address] for name, address in zip(("chief", "worker", "ps"), sys.argv[1:])}
-servers = [tf.distribute.Server(tasks, job_name=name, task_index=0, start=True) for name in ("worker", "ps")]
+worker = tf.distribute.Server(tasks, job_name="worker", task_index=0, start=True)
+server = tf.distribute.Server(tasks, job_name="ps", task_index=0, start=True)
 os.environ["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": {"type": "chief", "index": 0}})
 strategy = create_strategy(RuntimeConfig())
 with strategy.scope():
@@ -119,7 +125,7 @@ os._exit(0)  # servers in the process of the chief do not end by themselves
 
 
 def run_program(code: str, *arguments: str) -> None:
-    """In a process that has imported TensorFlow and not used it, on a machine with nothing that is special."""
+    """In a process that has not used TensorFlow, on a machine with nothing special."""
     for name in list(os.environ):
         if name.startswith(("TPU_", "TF_", "COLAB_TPU")):
             del os.environ[name]
@@ -134,7 +140,7 @@ def server() -> Iterator[ForkServer]:
         yield running
 
 
-def result(child: Child) -> dict[str, Any]:
+def read_result(child: Child) -> dict[str, Any]:
     """What the program printed."""
     ended = child.wait(90)
     assert ended.code == 0, ended.text[-3000:]
@@ -143,7 +149,7 @@ def result(child: Child) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fresh(server: ForkServer) -> dict[str, Any]:
-    return result(server.start(run_program, FRESH_PROCESS, f"grpc://{free_hosts(1)[0]}"))
+    return read_result(server.start(run_program, FRESH_PROCESS, f"grpc://{free_hosts(1)[0]}"))
 
 
 def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
@@ -152,7 +158,10 @@ def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
 
 
 def test_more_virtual_cpus_once_tensorflow_runs_are_refused(fresh: dict[str, Any]) -> None:
-    message = "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 CPU device(s) instead of 3; "
+    message = (
+        "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 "
+        "CPU device(s) instead of 3; "
+    )
     assert fresh["too_late"].startswith(message)
 
 
@@ -165,7 +174,7 @@ def test_threads_and_eager_functions_are_set_and_changed_again(fresh: dict[str, 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no arenas")
 @pytest.mark.skipif("MALLOC_ARENA_MAX" in os.environ, reason="the environment limits the arenas")
 def test_each_thread_has_a_memory_arena_of_its_own(server: ForkServer, tmp_path: Path) -> None:
-    assert result(server.start(run_program, ARENAS, folder=str(tmp_path)))["arenas"] > 60
+    assert read_result(server.start(run_program, ARENAS, folder=str(tmp_path)))["arenas"] > 60
 
 
 def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str, Any]) -> None:
@@ -175,6 +184,7 @@ def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str,
 
 def test_workers_after_tensorflow_was_used_are_refused(fresh: dict[str, Any]) -> None:
     told = fresh["workers_too_late"]
+
     assert told.startswith(
         "runtime.distribution_strategy: multi_worker_mirrored failed: Collective ops must be"
     )
@@ -198,6 +208,7 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
 
 
 def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:
-    found = result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
-    assert found["strategy"] == "ParameterServerStrategyV2"
-    assert "/job:ps/" in found["device"]
+    placement = read_result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
+
+    assert placement["strategy"] == "ParameterServerStrategyV2"
+    assert "/job:ps/" in placement["device"]

@@ -21,20 +21,21 @@ def float32() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
-def _model() -> keras.Model:
+def _build_model() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5)])
 
 
 def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
-    seen = []
+    models = []
+
     for others in (0, 1, 3):
         for _ in range(others):
-            _model()(np.ones((2, 4)), training=True)
+            _build_model()(np.ones((2, 4)), training=True)
         forget_models(RuntimeConfig(random_seed=3))
-        model = _model()
+        model = _build_model()
         values = [variable.numpy().tolist() for variable in model.variables]
         output = model(np.ones((2, 4)), training=True).numpy().tolist()
-        seen.append(
+        models.append(
             (
                 [variable.path for variable in model.variables],
                 values,
@@ -42,19 +43,25 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
                 tf_keras.layers.Dense(1).name,
             )
         )
-    assert seen[0] == seen[1] == seen[2]
+
+    assert models[0] == models[1] == models[2]
 
 
 def test_a_model_that_nobody_refers_to_is_gone() -> None:
-    model = weakref.ref(_model())
+    model = weakref.ref(_build_model())
+
     forget_models(RuntimeConfig())
     gc.collect()
+
     assert model() is None
 
 
 def test_the_policy_is_the_configs_or_the_one_set_before() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     forget_models(RuntimeConfig())
+
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
+
     forget_models(RuntimeConfig(mixed_precision_dtype="float32"))
+
     assert keras.config.dtype_policy().name == "float32"

@@ -15,15 +15,25 @@ from trainer_kit.runtime import keras_internals as internals
 
 def test_keras_draws_from_the_generator_that_was_set() -> None:
     keras.utils.set_random_seed(1)
+
     assert internals.get_global_seed_generator() is None
+
     mine = keras.random.SeedGenerator(7)
+
     internals.set_global_seed_generator(mine)
+
     assert internals.get_global_seed_generator() is mine
+
     before = mine.state.numpy().tolist()
+
     keras.random.uniform(())
+
     assert mine.state.numpy().tolist() != before
+
     keras.utils.set_random_seed(1)
+
     keras.random.uniform(())
+
     assert isinstance(internals.get_global_seed_generator(), keras.random.SeedGenerator)
 
 
@@ -32,21 +42,30 @@ def test_a_missing_seed_generator_is_warned_about(
 ) -> None:
     mine = keras.random.SeedGenerator(7)
     state = importlib.import_module("keras.src.backend.common.global_state")
+
     monkeypatch.delattr(state, "get_global_attribute")
     monkeypatch.delattr(state, "set_global_attribute")
+
     assert internals.get_global_seed_generator() is None
+
     internals.set_global_seed_generator(mine)
+
     assert "after a resume, keras.random functions without a seed draw other numbers" in caplog.text
 
 
 def test_each_model_has_the_layer_numbers_of_the_first() -> None:
     keras.utils.clear_session()
+
     keras.layers.Dense(1)  # such as one that a task has made before
+
     for _ in range(2):
         with internals.LayerNumbering.restart():
             assert keras.layers.Dense(1).name == "dense_1"
+
     assert keras.layers.Dense(1).name == "dense_2"
+
     keras.utils.clear_session()
+
     with internals.LayerNumbering.restart():
         assert keras.layers.Dense(1).name == "dense"
 
@@ -67,11 +86,13 @@ def test_a_comparison_is_chosen_once() -> None:
         internals.set_monitor_op(callback)
         assert callback.min_delta == -0.5
         assert callback.monitor_op is not None
+
     internals.set_monitor_op(object())
 
 
 def test_a_loss_is_undivided_in_its_context_only() -> None:
-    loss, zeros = keras.losses.MeanSquaredError(), tf.zeros([2, 1])
+    loss = keras.losses.MeanSquaredError()
+    zeros = tf.zeros([2, 1])
 
     def losses() -> list[Any]:
         with internals.skip_replica_loss_scaling():
@@ -80,5 +101,6 @@ def test_a_loss_is_undivided_in_its_context_only() -> None:
 
     strategy = replicas(2)
     undivided, divided = map(strategy.experimental_local_results, strategy.run(tf.function(losses)))
-    assert [float(one) for one in undivided] == [4, 4]
-    assert [float(one) for one in divided] == [2, 2]
+
+    assert [float(loss) for loss in undivided] == [4, 4]
+    assert [float(loss) for loss in divided] == [2, 2]

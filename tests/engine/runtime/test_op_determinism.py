@@ -1,4 +1,4 @@
-"""Whether op determinism is enabled: in a process of its own, since TensorFlow cannot disable it publicly."""
+"""Whether op determinism is enabled, in a separate process: TensorFlow cannot disable it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from trainer_kit.checkpoints.state.random_state import prepare_process_generator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
 
-def _in_graph() -> bool:
+def _ask_in_graph() -> bool:
     answers = []
     tf.function(lambda: answers.append(is_op_determinism_enabled()))()
     return answers[0]
 
 
 def enable() -> None:
-    """In a process that has asked before: the answer is not remembered. The seed makes the process's generators."""
-    assert not is_op_determinism_enabled() and not _in_graph()
+    """The answer is not remembered. The seed makes the process's generators."""
+    assert not is_op_determinism_enabled()
+    assert not _ask_in_graph()
     tf.random.set_seed(3)
     tf.config.experimental.enable_op_determinism()
-    assert is_op_determinism_enabled() and _in_graph()
+    assert is_op_determinism_enabled()
+    assert _ask_in_graph()
     state = prepare_process_generators(5)["tensorflow"]
     assert (
         state.numpy() == tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy()
@@ -30,6 +32,8 @@ def enable() -> None:
 
 def test_the_answer_is_no_until_it_is_enabled() -> None:
     assert not is_op_determinism_enabled()
+
     with ForkServer() as server:
         ended = server.run(enable)
+
     assert ended.code == 0, ended.text

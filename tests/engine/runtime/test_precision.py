@@ -34,8 +34,10 @@ def test_layers_compute_in_the_dtype_and_keep_float32_weights(
     dtype: str, policy: str, computed: tf.DType
 ) -> None:
     set_precision(RuntimeConfig(mixed_precision_dtype=dtype))
+
     assert keras.config.dtype_policy().name == policy
     assert tf_keras.mixed_precision.global_policy().name == policy
+
     for layer in (keras.layers.Dense(2), tf_keras.layers.Dense(2)):
         assert layer(tf.ones([1, 3])).dtype == computed
         assert tf.as_dtype(layer.kernel.dtype) == tf.float32
@@ -45,5 +47,6 @@ def test_without_a_dtype_the_policy_of_the_user_stays() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     tf_keras.mixed_precision.set_global_policy("mixed_float16")
     set_precision(RuntimeConfig())
+
     assert tf_keras.mixed_precision.global_policy().name == "mixed_float16"
     assert keras.config.dtype_policy().name == "mixed_bfloat16"

@@ -48,8 +48,10 @@ def test_each_setting_gives_its_strategy(
     arguments: dict[str, Any], kind: type, replicas: int
 ) -> None:
     runtime = RuntimeConfig(**arguments)
+
     configure_devices(runtime)
     strategy = create_strategy(runtime)
+
     assert type(strategy) is kind
     assert strategy.num_replicas_in_sync == replicas
 
@@ -72,6 +74,7 @@ def test_each_algorithm_sums_over_replicas(algorithm: str | None) -> None:
 
     step()
     copies = strategy.experimental_local_results(total)
+
     assert [copy.numpy() for copy in copies] == [10.0] * 4
     assert len({copy.device for copy in copies}) == 4
 
@@ -81,6 +84,7 @@ def test_a_single_device_is_not_mirrored_and_the_log_says_why(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="trainer_kit"):
         create_strategy(RuntimeConfig(distribution_strategy="mirrored", virtual_cpus=1))
+
     assert "nothing is mirrored, because there is one device: CPU:0" in caplog.text
     assert "distribution_strategy=mirrored: " in caplog.text
 
@@ -92,13 +96,16 @@ def test_a_cluster_that_is_not_used_is_logged(
         "TF_CONFIG",
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}',
     )
+
     assert create_strategy(RuntimeConfig(distribution_strategy="off")).num_replicas_in_sync == 1
     assert "TF_CONFIG is not used: off trains on this machine alone" in caplog.text
 
 
 def test_more_cpus_than_there_are_is_a_usage_error() -> None:
     configure_devices(RuntimeConfig(virtual_cpus=2))
+
     assert len(tf.config.list_logical_devices("CPU")) == 4
+
     for ask in (create_strategy, configure_devices):
         with pytest.raises(UsageError, match=r"^runtime\.virtual_cpus: "):
             ask(RuntimeConfig(virtual_cpus=5))
@@ -115,6 +122,9 @@ def ask_before_and_after_the_start() -> None:
 def test_asking_whether_the_runtime_has_started_changes_nothing() -> None:
     with ForkServer() as server:
         ended = server.run(ask_before_and_after_the_start)
+
     assert ended.code == 0, ended.text
+
     tf.constant(1)
+
     assert runtime_has_started()

@@ -1,4 +1,4 @@
-"""The private names of TensorFlow: that they are there and mean what they meant, and what happens without them."""
+"""The private names of TensorFlow: they exist, mean what they meant, and may be missing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.eager import context
 
 from tests.builders import replicas
 from trainer_kit.errors import TrainerKitError
@@ -22,32 +23,36 @@ from trainer_kit.runtime import tensorflow_internals as internals
 D = tf.data.Dataset
 
 
-def _without(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+def _remove_attribute(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
     monkeypatch.delattr(importlib.import_module(module), name)
 
 
-def _drawn(count: int) -> list[float]:
+def _draw_numbers(count: int) -> list[float]:
     return [float(tf.random.uniform([])) for _ in range(count)]
 
 
 def test_without_a_global_seed_nothing_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from tensorflow.python.eager import context
-
     tf.random.set_seed(3)
     tf.random.set_seed(None)
-    kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
+    generator = context.context().__dict__.pop("_rng", None)  # as if no seed had been set yet
+
     with internals.restart_operation_seeds():
         assert tf.compat.v1.get_seed(None) == (None, None)
+
     assert not caplog.records
-    context.context()._rng = kept
+
+    context.context()._rng = generator
 
 
 def test_a_global_seed_is_seen_while_it_is_set() -> None:
     tf.random.set_seed(None)
+
     assert not internals.has_global_seed()
+
     tf.random.set_seed(3)
+
     assert internals.has_global_seed()
 
 
@@ -55,15 +60,19 @@ def test_without_the_seed_generator_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.random.set_seed(3)
-    whole = _drawn(2)
+    whole = _draw_numbers(2)
     tf.random.set_seed(3)
     seeds = internals.restart_operation_seeds()
+
     with monkeypatch.context() as patch:
-        _without(patch, "tensorflow.python.eager.context", "global_seed")
+        _remove_attribute(patch, "tensorflow.python.eager.context", "global_seed")
         seeds.__enter__()
-    assert _drawn(1) == whole[:1]
+
+    assert _draw_numbers(1) == whole[:1]
+
     seeds.__exit__(None, None, None)
-    assert _drawn(1) == whole[1:]
+
+    assert _draw_numbers(1) == whole[1:]
     assert "does not expose its seed generator" in caplog.text
 
 
@@ -74,13 +83,6 @@ def _positive(x: Any) -> Any:
     if x > 0:  # in a graph only after a conversion
         return tf.constant("yes")
     return tf.constant("no")
-
-
-def _in_unconverted_code(function: Any) -> Any:
-    def call(x: Any) -> Any:
-        return internals.convert_with_autograph(function)(x)
-
-    return tf.function(call, autograph=False)
 
 
 def test_outside_of_autograph_layers_alone_are_converted() -> None:
@@ -95,14 +97,21 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
         return internals.convert_with_autograph(function, convert_own_code=False)(x)
 
     traced = tf.function(run)
+
     assert traced(lambda x: layer(x), tf.constant(1)) == b"yes"
+
     with pytest.raises(TypeError, match="AutoGraph"):
         traced(_positive, tf.constant(1))
 
 
 def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "__internal__", object())
-    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+
+    def call(x: Any) -> Any:
+        return internals.convert_with_autograph(_positive)(x)
+
+    assert tf.function(call, autograph=False)(tf.constant(1)) == b"yes"
+
     model = tf.Module()
     assert internals.convert_with_autograph(model) is model
     assert internals.convert_with_autograph(_positive, convert_own_code=False) is _positive
@@ -123,16 +132,19 @@ def _save(path: Path, callback: Any = None) -> tf.train.Checkpoint:
 def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     def fail(path: str) -> None:
         raise OSError(f"no room for {path}")
 
     checkpoint = _save(tmp_path, fail)
+
     assert "no room for" in str(internals.stop_async_saver(checkpoint))
-    assert not caplog.records and not logging.getLogger("absl").disabled
+    assert not caplog.records
+    assert not logging.getLogger("absl").disabled
     assert internals.stop_async_saver(checkpoint) is None
+
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
+
     assert (tmp_path / "ckpt-2.index").exists()
     assert internals.stop_async_saver(checkpoint) is None
 
@@ -141,13 +153,20 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # of which some may end meanwhile
     checkpoint = _save(tmp_path)
     (thread,) = set(threading.enumerate()) - before
+
     internals.stop_async_saver(checkpoint)
+
     assert not thread.is_alive()
+
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
+
     assert (tmp_path / "ckpt-2.index").exists()
+
     (thread,) = set(threading.enumerate()) - before
+
     internals.stop_async_saver(checkpoint)
+
     assert not thread.is_alive()
 
 
@@ -178,6 +197,7 @@ def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(
 ) -> None:
     dataset = make()
     delattr(dataset, name)
+
     with pytest.raises(TrainerKitError, match="is made of"):
         ask(dataset)
 
@@ -201,7 +221,7 @@ DRAWS: dict[str, tuple[Any, float, float]] = {
 }
 
 
-def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
+def _build_drawing_function(draw: Any, generator: tf.random.Generator) -> Any:
     """Returns `draw` as a tf.function whose random operations use the generator."""
 
     @tf.function(autograph=False)
@@ -212,7 +232,7 @@ def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
     return function
 
 
-def _hidden_states(function: Any) -> set[str]:
+def _find_hidden_states(function: Any) -> set[str]:
     graph = function.get_concrete_function().graph.as_graph_def()
     return {
         node.op
@@ -225,21 +245,25 @@ def _hidden_states(function: Any) -> set[str]:
 def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     draw, mean, variance = DRAWS[name]
     generator = tf.random.Generator.from_seed(3)
-    drawing, stateful = _drawing(draw, generator), tf.function(draw)
+    drawing = _build_drawing_function(draw, generator)
+    stateful = tf.function(draw)
+
     first = drawing().numpy().astype(np.float64)
 
-    assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(
-        variance, rel=0.03
-    )
-    assert not _hidden_states(drawing) and _hidden_states(stateful)
-    concrete, expected = drawing.get_concrete_function(), stateful.get_concrete_function()
-    assert (concrete.output_shapes, concrete.output_dtypes) == (
-        expected.output_shapes,
-        expected.output_dtypes,
-    )
+    assert first.mean() == pytest.approx(mean, abs=0.03)
+    assert first.var() == pytest.approx(variance, rel=0.03)
+    assert not _find_hidden_states(drawing)
+    assert _find_hidden_states(stateful)
+
+    concrete = drawing.get_concrete_function()
+    expected = stateful.get_concrete_function()
+
+    assert concrete.output_shapes == expected.output_shapes
+    assert concrete.output_dtypes == expected.output_dtypes
 
     second = drawing().numpy()
     generator.reset_from_seed(3)
+
     np.testing.assert_array_equal(drawing().numpy(), first)
     np.testing.assert_array_equal(drawing().numpy(), second)
     assert not np.array_equal(first, second)
@@ -247,7 +271,7 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
 
 def test_operations_with_the_same_seed_draw_the_same_numbers() -> None:
     numbers = tf.range(20)
-    drawing = _drawing(
+    drawing = _build_drawing_function(
         lambda: [tf.random.shuffle(numbers, seed) for seed in (5, 5, None, None)],
         tf.random.Generator.from_seed(3),
     )
@@ -271,26 +295,34 @@ def test_operations_in_branches_and_loops_are_replaced() -> None:
         return tf.stack([branch, loop, dropout(x), before(x)])
 
     generator = tf.random.Generator.from_seed(3)
-    drawing = _drawing(draw, generator)
+    drawing = _build_drawing_function(draw, generator)
+
     first = drawing().numpy()
-    assert _hidden_states(drawing) == set()
+
+    assert _find_hidden_states(drawing) == set()
+
     generator.reset_from_seed(3)
+
     np.testing.assert_array_equal(drawing().numpy(), first)
 
 
 def test_gradients_flow_through_random_operations() -> None:
     def gradients() -> Any:
-        rate, kept = tf.constant([2.0, 3.0]), tf.ones([8])
+        rate = tf.constant([2.0, 3.0])
+        kept = tf.ones([8])
         with tf.GradientTape(persistent=True) as tape:
             tape.watch([rate, kept])
             mean = tf.reduce_mean(tf.random.gamma([SAMPLES], rate), axis=0)
             dropped = tf.nn.dropout(kept, 0.5)
+
         return tape.gradient(mean, rate), tape.gradient(dropped, kept), dropped
 
-    of_rate, of_kept, dropped = _drawing(gradients, tf.random.Generator.from_seed(3))()
-    np.testing.assert_allclose(
-        of_rate, [1.0, 1.0], atol=0.02
-    )  # the mean of a gamma distribution is its rate
+    of_rate, of_kept, dropped = _build_drawing_function(
+        gradients, tf.random.Generator.from_seed(3)
+    )()
+
+    # The mean of a gamma distribution is its rate.
+    np.testing.assert_allclose(of_rate, [1.0, 1.0], atol=0.02)
     np.testing.assert_array_equal(of_kept, dropped)
 
 
@@ -305,29 +337,36 @@ def test_each_replica_draws_other_numbers() -> None:
             lambda: tf.stack([tf.random.normal([2]), tf.random.normal([2], seed=1)])
         )
 
-    first, second = strategy.experimental_local_results(_drawing(draw, generator)())
+    first, second = strategy.experimental_local_results(_build_drawing_function(draw, generator)())
+
     assert not (first.numpy() == second.numpy()).any()
 
 
 def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = tf.random.Generator.from_seed(3)
     normal = tf.function(lambda: tf.random.normal([2]))
-    _drawing(normal, generator)()  # traced here with the generator, and again outside
-    assert _hidden_states(normal) == {"RandomStandardNormal"}
+
+    # Traced here with the generator, and again outside.
+    _build_drawing_function(normal, generator)()
+
+    assert _find_hidden_states(normal) == {"RandomStandardNormal"}
 
     before = generator.state.numpy()
+
     with internals.stateless_random_operations(generator):
         tf.random.normal([2])  # in eager mode
+
     np.testing.assert_array_equal(generator.state.numpy(), before)
 
     with replicas(2).scope():
-        across_replicas = _drawing(lambda: tf.random.normal([2]), generator)
-        assert _hidden_states(across_replicas) == {"RandomStandardNormal"}
+        across_replicas = _build_drawing_function(lambda: tf.random.normal([2]), generator)
+        assert _find_hidden_states(across_replicas) == {"RandomStandardNormal"}
 
-    _without(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
-    assert _hidden_states(_drawing(lambda: tf.random.normal([2]), generator)) == {
-        "RandomStandardNormal"
-    }
+    _remove_attribute(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
+
+    assert _find_hidden_states(
+        _build_drawing_function(lambda: tf.random.normal([2]), generator)
+    ) == {"RandomStandardNormal"}
 
 
 # ---- summaries
@@ -335,12 +374,12 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
 
 def test_a_summary_context_may_end_after_one_of_the_engine(tmp_path: Path) -> None:
     state = internals.SummaryState()
-    own, engine = (
-        tf.summary.create_file_writer(str(tmp_path / name)) for name in ("own", "engine")
-    )
+    own = tf.summary.create_file_writer(str(tmp_path / "own"))
+    engine = tf.summary.create_file_writer(str(tmp_path / "engine"))
     lasting = own.as_default(5)
     with state.activate():
         lasting.__enter__()
+
     with engine.as_default(7):
         assert tf.summary.experimental.get_step() == 7
         with state.activate():

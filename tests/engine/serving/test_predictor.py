@@ -52,21 +52,26 @@ class Halved(keras.layers.Layer):
         return inputs
 
 
-def _two_inputs() -> keras.Model:
-    a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
+def _build_two_inputs() -> keras.Model:
+    a = keras.Input((2,), name="a")
+    b = keras.Input((2,), name="b")
     total = Halved(name="same")(keras.layers.Add(name="total")([a, b]))
     return keras.Model([a, b], keras.layers.Dense(1, name="out")(total))
 
 
 def test_outputs_are_exposed_tensors_and_layers_of_live_weights() -> None:
-    model = _two_inputs()
+    model = _build_two_inputs()
     predict = tk.get_predictor(model, ["b", "a"], ["total", "halved", "out"])
-    found = predict([[1.0, 2.0]], a=[[3.0, 5.0]])
-    np.testing.assert_array_equal(found["total"], [[4, 7]])
-    np.testing.assert_array_equal(found["halved"], [[2, 3.5]])
+
+    outputs = predict([[1.0, 2.0]], a=[[3.0, 5.0]])
+
+    np.testing.assert_array_equal(outputs["total"], [[4, 7]])
+    np.testing.assert_array_equal(outputs["halved"], [[2, 3.5]])
+
     model.layers[-1].kernel.assign_add([[1.0], [0.0]])
+
     np.testing.assert_allclose(
-        predict(a=[[3.0, 5.0]], b=[[1.0, 2.0]])["out"], found["out"] + 4, rtol=1e-6
+        predict(a=[[3.0, 5.0]], b=[[1.0, 2.0]])["out"], outputs["out"] + 4, rtol=1e-6
     )
 
 
@@ -83,10 +88,11 @@ def test_a_tf_module_may_take_a_dict_and_return_one() -> None:
                 "sum": tk.expose("inner", inputs["x"] + inputs["y"]),
             }
 
-    found = tk.get_predictor(Module(), ["x", "y"], ["scaled", "inner"])(
+    outputs = tk.get_predictor(Module(), ["x", "y"], ["scaled", "inner"])(
         tf.constant(3.0), tf.constant(4.0)
     )
-    assert found == {"scaled": 6.0, "inner": 7.0}
+
+    assert outputs == {"scaled": 6.0, "inner": 7.0}
 
 
 def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
@@ -96,31 +102,38 @@ def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
                 inputs = tf.minimum(inputs, 4.0)
             return tk.expose("clipped", inputs) / 2
 
-    a, b = tf_keras.Input((2,), name="a"), tf_keras.Input((2,), name="b")
+    a = tf_keras.Input((2,), name="a")
+    b = tf_keras.Input((2,), name="b")
     halves = Clipped(name="halves")(tf_keras.layers.Add(name="total")([a, b]))
     model = tf_keras.Model({"a": a, "b": b}, tf_keras.layers.Dense(1, name="out")(halves))
-    found = tk.get_predictor(model, ["b", "a"], ["total", "clipped", "halves"])(
+
+    outputs = tk.get_predictor(model, ["b", "a"], ["total", "clipped", "halves"])(
         [[1.0, 2.0]], [[2.0, 5.0]]
     )
-    np.testing.assert_array_equal(found["total"], [[3, 7]])
-    np.testing.assert_array_equal(found["clipped"], [[3, 4]])
-    np.testing.assert_array_equal(found["halves"], [[1.5, 2]])
+
+    np.testing.assert_array_equal(outputs["total"], [[3, 7]])
+    np.testing.assert_array_equal(outputs["clipped"], [[3, 4]])
+    np.testing.assert_array_equal(outputs["halves"], [[1.5, 2]])
 
 
 def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> None:
-    module, folder = tmp_path / "predicted.py", tmp_path / "run"
+    module = tmp_path / "predicted.py"
+    folder = tmp_path / "run"
     module.write_text(_EXPERIMENT)
     import_experiment(NAME, [str(module)])
     launch(get_experiment(NAME), "train", str(folder), experiment=NAME)
     points, _ = tiny_arrays(False)
     expected = tk.load_model(folder, 5)(points[:4]).numpy()
+
     for place, which in ((folder, 5), (folder / "ckpt-5", None)):
-        found = tk.get_predictor(place, ["points"], ["hidden", "logits"], which)(points[:4])
-        np.testing.assert_allclose(found["logits"], expected, rtol=1e-6)
-        assert found["hidden"].shape == (4, 16)
+        outputs = tk.get_predictor(place, ["points"], ["hidden", "logits"], which)(points[:4])
+        np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-6)
+        assert outputs["hidden"].shape == (4, 16)
+
     for place, which in ((folder / "ckpt-5", 5), (folder, 7)):
         with pytest.raises(UsageError):
             tk.get_predictor(place, ["points"], ["logits"], which)
+
     with pytest.raises(
         UsageError, match=r"^import_modules: there is no file .*predict.py; did you mean .*ed.py"
     ):
@@ -140,11 +153,12 @@ def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> No
 )
 def test_unknown_names_are_errors_with_near_names(inputs: Any, outputs: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        tk.get_predictor(_two_inputs(), inputs, outputs)([[1.0, 2.0]], [[1.0, 2.0]])
+        tk.get_predictor(_build_two_inputs(), inputs, outputs)([[1.0, 2.0]], [[1.0, 2.0]])
 
 
 def test_a_call_with_other_inputs_is_an_error() -> None:
-    predict = tk.get_predictor(_two_inputs(), ["a", "b"], ["out"])
+    predict = tk.get_predictor(_build_two_inputs(), ["a", "b"], ["out"])
+
     with pytest.raises(
         UsageError, match=r"takes the inputs \(a, b\); it was called with \(\.\.\., c=\.\.\.\)"
     ):

@@ -13,7 +13,7 @@ from trainer_kit.telemetry.flops import FlopsResult, count_flops
 BOTH = pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 
 
-def mlp(api: Any) -> Any:
+def build_mlp(api: Any) -> Any:
     layers = api.layers
     return api.Sequential([api.Input((64,)), layers.Dense(32, activation="relu"), layers.Dense(10)])
 
@@ -21,19 +21,20 @@ def mlp(api: Any) -> Any:
 class Einsum(tf.Module):
     def __init__(self, equation: str, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.equation, self.kernel = equation, tf.ones(shape)
+        self.equation = equation
+        self.kernel = tf.ones(shape)
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.einsum(self.equation, inputs, self.kernel)
 
 
-def convolution(api: Any) -> Any:
+def build_convolution(api: Any) -> Any:
     return api.Sequential(
         [api.Input((10, 10, 3)), api.layers.Conv2D(8, 3, strides=2, padding="same")]
     )
 
 
-def depthwise(api: Any) -> Any:
+def build_depthwise(api: Any) -> Any:
     return api.Sequential([api.Input((8, 8, 3)), api.layers.DepthwiseConv2D(3, use_bias=False)])
 
 
@@ -41,14 +42,11 @@ def depthwise(api: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "shape", "flops"),
     [
-        (
-            mlp,
-            (None, 64),
-            (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10),
-        ),  # the profiler counts the bias and not ReLU
-        (mlp, (256, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
-        (convolution, (None, 10, 10, 3), 5 * 5 * 8 * (2 * 3 * 3 * 3 + 1)),
-        (depthwise, (None, 8, 8, 3), 6 * 6 * 3 * 2 * 9),
+        # The profiler counts the bias and not ReLU.
+        (build_mlp, (None, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
+        (build_mlp, (256, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
+        (build_convolution, (None, 10, 10, 3), 5 * 5 * 8 * (2 * 3 * 3 * 3 + 1)),
+        (build_depthwise, (None, 8, 8, 3), 6 * 6 * 3 * 2 * 9),
     ],
 )
 def test_flops_of_layers_are_exact(
@@ -112,12 +110,15 @@ def test_products_in_a_loaded_saved_model_are_told(tmp_path: Path) -> None:
     )
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
+
     result = count_flops(lambda x: loaded.call(x), tf.TensorSpec([None, 3]))
+
     assert result == FlopsResult(0, "a lower bound, these operations are not counted: 1 MatMul")
 
 
 def test_calls_of_functions_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_kit.telemetry.flops.get_called_functions", lambda _: {})
+
     assert (
         "1 StatefulPartitionedCall"
         in count_flops(_Nested(), {"x": tf.TensorSpec([None, 3])}).problem
@@ -129,6 +130,7 @@ def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
         [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     )
     before = [variable.numpy() for variable in model.variables]
+
     assert count_flops(model, tf.TensorSpec((None, 4))).problem == ""
     assert all(
         (variable.numpy() == value).all()
@@ -139,6 +141,7 @@ def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
 def test_what_is_not_counted_is_told() -> None:
     model = keras.Sequential([keras.Input((8, 3)), keras.layers.LSTM(5)])
     result = count_flops(model, tf.TensorSpec((None, 8, 3)))
+
     assert result.flops is not None
     assert "1 While" in result.problem
     assert "lower bound" in str(result)
@@ -153,7 +156,8 @@ def test_what_is_not_counted_is_told() -> None:
     ],
 )
 def test_a_failure_says_why_in_one_plain_line(spec: Any, reason: str) -> None:
-    result = count_flops(mlp(keras), spec)
+    result = count_flops(build_mlp(keras), spec)
+
     assert result.flops is None
     assert reason in result.problem
     assert result.problem.isprintable()
@@ -163,5 +167,6 @@ def test_a_failure_says_why_in_one_plain_line(spec: Any, reason: str) -> None:
 @BOTH
 def test_a_model_that_is_not_built_is_left_so(api: Any) -> None:
     model = api.Sequential([api.layers.Dense(3)])
+
     assert "not built" in count_flops(model, tf.TensorSpec((None, 4))).problem
     assert not model.built

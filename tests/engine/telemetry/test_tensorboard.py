@@ -28,23 +28,23 @@ def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(folder))
     runs.Reload()
     provider = data_provider.MultiplexerDataProvider(runs, str(folder))
-    found = provider.read_scalars(
+    scalars = provider.read_scalars(
         context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=10_000
     )
     return {
         run: {tag: [(point.step, point.value) for point in points] for tag, points in tags.items()}
-        for run, tags in found.items()
+        for run, tags in scalars.items()
     }
 
 
-def event_files(folder: Path) -> list[Path]:
+def list_event_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*tfevents*"))
 
 
 def date_back(folder: Path) -> None:
-    """Makes the event files ten seconds older, by their names: a file of the same second would have to wait."""
-    for file in event_files(folder):
-        older = re.sub(r"(?<=tfevents\.)\d+", lambda found: str(int(found[0]) - 10), file.name)
+    """Makes event files ten seconds older, by their names: no file waits for the next second."""
+    for file in list_event_files(folder):
+        older = re.sub(r"(?<=tfevents\.)\d+", lambda match: str(int(match[0]) - 10), file.name)
         file.rename(file.with_name(older))
 
 
@@ -52,7 +52,9 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
     for step in (10, 20):
         manager.write_summaries({"loss": 1.5 / step, "n": np.int64(step), "ok": True}, step=step)
+
     manager.close()
+
     assert read_curves(tmp_path) == {
         ".": {
             "loss": [(10, pytest.approx(0.15)), (20, pytest.approx(0.075))],
@@ -72,7 +74,9 @@ def test_the_curves_are_those_that_orbits_manager_writes(tmp_path: Path) -> None
     theirs.flush()
     ours = SummaryManager(str(tmp_path / "ours"))
     ours.write_summaries(values, step=7)
+
     ours.flush()
+
     assert read_curves(tmp_path / "ours") == read_curves(tmp_path / "theirs") != {}
 
 
@@ -83,11 +87,14 @@ def test_tf_summary_calls_of_the_user_share_the_one_file(tmp_path: Path) -> None
         with manager.summary_writer().as_default():
             tf.summary.scalar("mine", 10.0 * step, step=step)
             tf.summary.text("note", "hello", step=step)
+
     manager.close()
-    assert len(event_files(tmp_path)) == 1
+
+    assert len(list_event_files(tmp_path)) == 1
     assert read_curves(tmp_path) == {
         ".": {"loss": [(1, 1.0), (2, 2.0)], "mine": [(1, 10.0), (2, 20.0)]}
     }
+
     reader = event_accumulator.EventAccumulator(str(tmp_path))
     reader.Reload()
     assert set(reader.Tags()["tensors"]) == {"loss", "mine", "note"}
@@ -101,8 +108,10 @@ def test_without_a_directory_nothing_is_written(
     manager.write_summaries({"loss": 1.0, "a": {"b": 2.0}}, step=1)
     with manager.summary_writer("x").as_default():
         tf.summary.scalar("mine", 1.0, step=1)
+
     manager.flush()
     manager.close()
+
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +126,9 @@ def test_what_is_no_scalar_is_skipped_with_one_warning_per_name(
             "set": {"note": "text", "acc": tf.constant(0.5)},
         }
         manager.write_summaries(values, step=step)
+
     manager.close()
+
     assert [record.getMessage() for record in caplog.records] == [
         "image is not written to TensorBoard: it is a ndarray of shape (4, 4), not a single number",
         "set/note is not written to TensorBoard: it is a str, not a single number",
@@ -128,9 +139,11 @@ def test_what_is_no_scalar_is_skipped_with_one_warning_per_name(
 
 def test_nan_and_infinity_are_written(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
+
     manager.write_summaries({"nan": float("nan"), "inf": float("-inf"), "large": 1e300}, step=1)
     manager.close()
     curves = read_curves(tmp_path)["."]
+
     assert np.isnan(curves["nan"][0][1])
     assert curves["inf"] == [(1, -np.inf)]
     assert curves["large"] == [(1, np.inf)]
@@ -138,17 +151,20 @@ def test_nan_and_infinity_are_written(tmp_path: Path) -> None:
 
 def test_the_step_may_be_tf_summarys_and_has_to_be_known(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
-    tf.summary.experimental.set_step(
-        None
-    )  # a Controller that ran before in this process has set it
+    # A Controller that ran before in this process has set it.
+    tf.summary.experimental.set_step(None)
+
     with pytest.raises(UsageError, match="step"):
         manager.write_summaries({"loss": 1.0})
+
     tf.summary.experimental.set_step(5)
     try:
         manager.write_summaries({"loss": 1.0})
     finally:
         tf.summary.experimental.set_step(None)
+
     manager.close()
+
     assert read_curves(tmp_path) == {".": {"loss": [(5, 1.0)]}}
 
 
@@ -158,7 +174,9 @@ def test_reports_go_to_their_folder_with_their_rates(tmp_path: Path) -> None:
     )
     writer.write(report(10, loss=1.0, steps_per_second=5.0, examples_per_second=160.0))
     writer.write(report(10, "validation", acc=0.5, set={"acc": 0.25}))
+
     writer.close()
+
     assert read_curves(tmp_path) == {
         "train": {
             "loss": [(10, 1.0)],
@@ -177,8 +195,11 @@ def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -
     for number in range(1, 4):
         step.assign(number)
         writer.write(report(number, loss=float(number)))
+
     writer.close()
+
     assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0), (3, 3.0)]}}
+
     own = SummaryManager(None)
     assert TensorBoardWriter(own, foreign).needs_caller_thread
     assert not TensorBoardWriter(own, own).needs_caller_thread
@@ -187,13 +208,14 @@ def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -
 def test_a_file_in_place_of_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "train").write_text("")
     manager = SummaryManager(str(tmp_path / "train"))
+
     for write in (manager.summary_writer, lambda: manager.write_summaries({"loss": 1.0}, step=1)):
         with pytest.raises(StorageError, match=str(tmp_path / "train")):
             write()
 
 
 @contextlib.contextmanager
-def _full_disk() -> Iterator[None]:
+def _limit_file_size() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
     try:
@@ -215,25 +237,27 @@ def test_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path, st
         "close": manager.close,
         "resume": lambda: manager.resume(0),
     }[step]
-    with _full_disk(), pytest.raises(StorageError, match=str(tmp_path / "set")) as error:
+
+    with _limit_file_size(), pytest.raises(StorageError, match=str(tmp_path / "set")) as error:
         writing()
+
     assert error.value.exit_code == 6
+
     with contextlib.suppress(Exception):
         scope.__exit__(None, None, None)
 
 
-def session(
+def start_session(
     folder: Path, start: int, end: int, value: float, *, made_up: bool = False
 ) -> tuple[SummaryManager, SummaryManager]:
-    """What a start writes from step `start` on: a training report each step, an evaluation every second one.
+    """What a start writes from step `start` on: a training report each step, an evaluation every
+    second one.
 
     The managers stay open, as those of a process that is killed.
     """
     date_back(folder)
-    train, validation = (
-        SummaryManager(str(folder / "train")),
-        SummaryManager(str(folder / "validation")),
-    )
+    train = SummaryManager(str(folder / "train"))
+    validation = SummaryManager(str(folder / "validation"))
     train.resume(start)
     validation.resume(start - 1 if made_up else start)
     for step in range(start, end + 1):
@@ -241,26 +265,32 @@ def session(
             train.write_summaries({"loss": value}, step=step)
         if step > 0 and step % 2 == 0 and (step > start or made_up):
             validation.write_summaries({"acc": value, "set": {"acc": value}}, step=step)
+
     return train, validation
 
 
 def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> None:
     open_managers = [
-        session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))
+        start_session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))
     ]
     train = [*((step, 1.0) for step in range(1, 5)), (5, 2.0), (6, 2.0), (7, 3.0), (8, 3.0)]
     validation = [(2, 1.0), (4, 1.0), (6, 2.0), (8, 3.0)]
+
     assert read_curves(tmp_path) == {
         "train": {"loss": train},
         "validation": {"acc": validation},
         "validation/set": {"acc": validation},
     }
-    assert len(open_managers) == 3 == len(event_files(tmp_path / "train"))
+    assert len(open_managers) == 3 == len(list_event_files(tmp_path / "train"))
 
 
 def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path) -> None:
-    open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 4, 6, 2.0, made_up=True)]
+    open_managers = [
+        start_session(tmp_path, 0, 4, 1.0),
+        start_session(tmp_path, 4, 6, 2.0, made_up=True),
+    ]
     curves = read_curves(tmp_path)
+
     assert (
         curves["validation"]["acc"]
         == curves["validation/set"]["acc"]
@@ -271,7 +301,8 @@ def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path) -> None:
 
 
 def test_a_start_at_step_0_forgets_earlier_events(tmp_path: Path) -> None:
-    open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 0, 2, 2.0)]
+    open_managers = [start_session(tmp_path, 0, 4, 1.0), start_session(tmp_path, 0, 2, 2.0)]
+
     assert read_curves(tmp_path)["train"]["loss"] == [(1, 2.0), (2, 2.0)]
     assert len(open_managers) == 2
 
@@ -281,13 +312,15 @@ def test_an_event_that_a_kill_cut_does_not_stop_a_resume(tmp_path: Path) -> None
     for step in (1, 2, 3):
         manager.write_summaries({"loss": 1.0}, step=step)
     manager.close()
-    (file,) = event_files(tmp_path)
+    (file,) = list_event_files(tmp_path)
     file.write_bytes(file.read_bytes()[:-5])
     date_back(tmp_path)
     manager = SummaryManager(str(tmp_path))
+
     manager.resume(1)
     manager.write_summaries({"loss": 2.0}, step=2)
     manager.close()
+
     assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0)]}}
 
 
@@ -311,7 +344,8 @@ def test_a_rollback_during_a_run_continues_in_the_same_file(tmp_path: Path) -> N
     manager.resume(4)
     steps(5, 5, 3.0)
     manager.close()
-    assert len(event_files(tmp_path)) == 1
+
+    assert len(list_event_files(tmp_path)) == 1
     assert read_curves(tmp_path) == {
         ".": {
             "loss": [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 3.0)],
@@ -322,8 +356,10 @@ def test_a_rollback_during_a_run_continues_in_the_same_file(tmp_path: Path) -> N
 
 def test_a_resume_makes_nothing_where_no_events_are(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no events")
+
     for directory in (None, str(tmp_path), str(tmp_path / "missing")):
         SummaryManager(directory).resume(3)
+
     assert [path.name for path in tmp_path.rglob("*")] == ["text.txt"]
 
 
@@ -335,6 +371,7 @@ def test_a_scalar_that_comes_twice_for_a_step_is_one_point(tmp_path: Path) -> No
         {"rate": 4.0, "set": {"loss": 5.0}},
     ):
         manager.write_summaries(values, step=1)
+
     manager.write_summaries({"loss": 6.0}, step=2)
     manager.close()
     date_back(tmp_path)
@@ -344,6 +381,7 @@ def test_a_scalar_that_comes_twice_for_a_step_is_one_point(tmp_path: Path) -> No
         ".": {"loss": [(1, 1.0), (2, 6.0)], "rate": [(1, 4.0)]},
         "set": {"loss": [(1, 3.0)]},
     }
+
     assert read_curves(tmp_path) == expected
 
 
@@ -352,7 +390,10 @@ def test_event_files_from_the_future_are_told_and_not_waited_for(
 ) -> None:
     (tmp_path / "events.out.tfevents.4000000000.host.1.0.v2").touch()
     manager = SummaryManager(str(tmp_path))
+
     manager.resume(1)
     manager.close()
     (warning,) = caplog.records
-    assert "from the future" in warning.getMessage() and str(tmp_path) in warning.getMessage()
+
+    assert "from the future" in warning.getMessage()
+    assert str(tmp_path) in warning.getMessage()

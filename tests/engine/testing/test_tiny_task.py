@@ -13,14 +13,13 @@ from trainer_kit.testing import CLASSES, EXAMPLES, FEATURES, tiny_arrays, tiny_e
 def test_the_two_datasets_differ_and_are_the_same_at_each_call() -> None:
     for training in (True, False):
         points, labels = tiny_arrays(training)
-        assert (points.shape, points.dtype, labels.dtype) == (
-            (EXAMPLES, FEATURES),
-            np.float32,
-            np.int32,
-        )
+        assert points.shape == (EXAMPLES, FEATURES)
+        assert points.dtype == np.float32
+        assert labels.dtype == np.int32
         assert set(labels) == set(range(CLASSES))
         tiny_arrays.cache_clear()
         np.testing.assert_array_equal(points, tiny_arrays(training)[0])
+
     assert not np.array_equal(tiny_arrays(True)[0], tiny_arrays(False)[0])
 
 
@@ -33,4 +32,5 @@ def test_the_rule_is_learned_and_holds_for_the_validation_points(tmp_path: Path)
         summary_interval=100,
     )
     _, logs = launch(config, "train_and_eval", str(tmp_path), save_summary=False)
+
     assert logs["accuracy"] > 0.8

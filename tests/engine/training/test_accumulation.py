@@ -41,7 +41,7 @@ MOMENTUM: dict[str, Any] = {
 }
 
 
-def _trainer(
+def _create_trainer(
     task_type: type[TinyTask] = LinearTask,
     count: int = 1,
     cls: type[Trainer] = Trainer,
@@ -57,65 +57,74 @@ def _trainer(
 
 
 @dataclass(frozen=True)
-class _Trained:
-    """What STEPS steps have made of a trainer: the logs, and the values of weights, averages and optimizers."""
+class _TrainingResult:
+    """What STEPS steps have made of a trainer.
+
+    Attributes:
+      logs: The values of the logs.
+      state: The values of weights, averages and optimizers.
+    """
 
     logs: list[Any]
     state: list[np.ndarray]
 
+    @property
+    def values(self) -> list[Any]:
+        """All values."""
+        return [*self.logs, *self.state]
 
-def _trained(trainer: Trainer) -> _Trained:
+
+def _train(trainer: Trainer) -> _TrainingResult:
     logs = trainer.train(tf.constant(STEPS))
-    assert trainer.global_step.numpy() == STEPS
-    return _Trained(tf.nest.flatten(logs), _state(trainer))
-
-
-@pytest.fixture(scope="module")
-def whole() -> _Trained:
-    """Whole batches of 32 on one replica."""
-    return _trained(_trainer())
-
-
-def _assert_equal(trainer: Trainer, whole: _Trained) -> None:
-    """Trains and compares weights, averages, optimizers, logs and counts of steps."""
-    split = _trained(trainer)
-    assert_all_close(split.logs, whole.logs, atol=1e-6)
-    assert_all_close(split.state, whole.state, atol=1e-6)
-
-
-def _state(trainer: Trainer) -> list[np.ndarray]:
-    average = trainer._average.variables.values() if trainer._average else []
-    optimizers = (
-        trainer.optimizer if isinstance(trainer.optimizer, dict) else {"": trainer.optimizer}
+    return _TrainingResult(
+        tf.nest.flatten(logs), [*_read_state(trainer), trainer.global_step.numpy()]
     )
-    slots = [variable for one in optimizers.values() for variable in one.variables]
-    return [variable.numpy() for variable in (*trainer.model.trainable_variables, *average, *slots)]
 
 
 @pytest.fixture(scope="module")
-def two_layers() -> _Trained:
-    """Whole batches of 32 on one replica, with two layers and an optimizer that does much for an update."""
-    return _trained(_trainer(TinyTask, optimizer_config=OPTIMIZATION))
+def whole() -> _TrainingResult:
+    """Whole batches of 32 on one replica."""
+    return _train(_create_trainer())
+
+
+def _read_state(trainer: Trainer) -> list[np.ndarray]:
+    """Returns the values of weights, averages and optimizers."""
+    values = trained_weights(trainer)
+    if trainer.average_names:
+        with trainer.use_weights("average"):
+            values += trained_weights(trainer)
+    optimizers = trainer.optimizer
+    if not isinstance(optimizers, dict):
+        optimizers = {"": optimizers}
+    for optimizer in optimizers.values():
+        values += [variable.numpy() for variable in optimizer.variables]
+    return values
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> _TrainingResult:
+    """Whole batches on one replica, with two layers and an optimizer that does much."""
+    return _train(_create_trainer(TinyTask, optimizer_config=OPTIMIZATION))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_4_times_8_examples_train_as_32_do(
-    count: int, two_layers: _Trained, caplog: pytest.LogCaptureFixture
+    count: int, two_layers: _TrainingResult, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {
         "accumulate_steps": 4,
         "require_exact_resume": True,
         "optimizer_config": OPTIMIZATION,
     }
-    split = _trainer(TinyTask, count, **options)
-    _assert_equal(split, two_layers)
-    warnings = [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ]
-    assert (
-        not warnings
-    )  # such as of state that no checkpoint holds, or of batch normalization, which there is not
-    assert len(split.accumulation.variables) == 4
+    trainer = _create_trainer(TinyTask, count, **options)
+
+    split = _train(trainer)
+
+    assert_all_close(split.values, two_layers.values, atol=1e-6)
+    assert trainer.global_step.numpy() == STEPS
+    # There is no warning of state that no checkpoint contains, or of batch normalization.
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(trainer.accumulation.variables) == 4
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -131,8 +140,13 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_loop_splits_batches(form: str, whole: _Trained) -> None:
-    _assert_equal(_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), whole)
+def test_every_form_of_the_loop_splits_batches(form: str, whole: _TrainingResult) -> None:
+    trainer = _create_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]})
+
+    split = _train(trainer)
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
+    assert trainer.global_step.numpy() == STEPS
 
 
 # The last batch has 6 examples, fewer than 8 micro-batches: 3 for each of two replicas.
@@ -146,13 +160,14 @@ RAGGED: dict[str, Any] = {
     "options", [{"count": 2}, {"fuse_steps": 5}], ids=["two replicas", "fused steps"]
 )
 def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
-    _assert_equal(
-        _trainer(task=RAGGED, accumulate_steps=8, **options), _trained(_trainer(task=RAGGED))
-    )
+    whole = _train(_create_trainer(task=RAGGED))
+    split = _train(_create_trainer(task=RAGGED, accumulate_steps=8, **options))
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
 
 
 class _Keras(LinearTask):
-    """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and logs."""
+    """Applies gradients by Keras' methods, and returns its own kind of loss and logs."""
 
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
@@ -178,9 +193,11 @@ class _Apply(_Keras):
 
 @pytest.mark.parametrize(("count", "task_type"), [(1, _Keras), (2, _Apply)])
 def test_own_train_steps_may_call_the_optimizer(
-    task_type: type[TinyTask], count: int, whole: _Trained
+    task_type: type[TinyTask], count: int, whole: _TrainingResult
 ) -> None:
-    _assert_equal(_trainer(task_type, count, accumulate_steps=2), whole)
+    split = _train(_create_trainer(task_type, count, accumulate_steps=2))
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
 
 
 class _TwoOptimizers(LinearTask):
@@ -228,24 +245,26 @@ class _Compiled(LinearTask):
 
 @pytest.mark.parametrize("task_type", [_TwoOptimizers, _Regularized, _Compiled])
 def test_sums_losses_and_metrics_are_those_of_the_batch(task_type: type[TinyTask]) -> None:
-    _assert_equal(_trainer(task_type, accumulate_steps=2), _trained(_trainer(task_type)))
+    whole = _train(_create_trainer(task_type))
+    split = _train(_create_trainer(task_type, accumulate_steps=2))
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
 
 
 def test_float16_scales_and_skips_whole_batches() -> None:
     runtime = {"mixed_precision_dtype": "float16"}
     with precision_scope(RuntimeConfig(**runtime)):
-        split = _trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
-        whole = _trainer(_Overflowing, runtime=runtime)
-    for one in (split, whole):
-        one.train(tf.constant(3))
-        assert float(one.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
-        assert (
-            int(one.optimizer.inner_optimizer.iterations.numpy()) == 2
-            and one.global_step.numpy() == 3
-        )
-    assert_all_close(
-        trained_weights(split), trained_weights(whole), atol=5e-3
-    )  # activations are float16
+        split = _create_trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
+        whole = _create_trainer(_Overflowing, runtime=runtime)
+
+    for trainer in (split, whole):
+        trainer.train(tf.constant(3))
+        assert float(trainer.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
+        assert int(trainer.optimizer.inner_optimizer.iterations.numpy()) == 2
+        assert trainer.global_step.numpy() == 3
+
+    # Activations are float16.
+    assert_all_close(trained_weights(split), trained_weights(whole), atol=5e-3)
 
 
 class _Overflowing(LinearTask):
@@ -272,9 +291,11 @@ class _Normalized(LinearTask):
 
 
 def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = _trainer(_Normalized, 2, accumulate_steps=2)
+    trainer = _create_trainer(_Normalized, 2, accumulate_steps=2)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
-    assert all(np.isfinite(one["training_loss"]) for one in logs)
+
+    assert all(np.isfinite(loop_logs["training_loss"]) for loop_logs in logs)
+
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
     assert told.startswith(
         "trainer.accumulate_steps=2: batch normalization (norm) takes mean and variance of micro"
@@ -290,47 +311,57 @@ class _Alive(LinearTask):
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         def count(change: int, value: tf.Tensor) -> tf.Tensor:
-            def note(given: np.ndarray) -> np.ndarray:
+            def record(array: np.ndarray) -> np.ndarray:
                 self.alive.append(self.alive[-1] + change)
-                return given
+                return array
 
             # Stateful operations would keep their order anyway.
             return tf.ensure_shape(
-                tf.numpy_function(note, [value], value.dtype, stateful=False), value.shape
+                tf.numpy_function(record, [value], value.dtype, stateful=False), value.shape
             )
 
         @tf.custom_gradient
-        def counted(outputs: tf.Tensor) -> Any:
+        def count_outputs(outputs: tf.Tensor) -> Any:
             return count(1, outputs), lambda gradient: count(-1, gradient)
 
-        return super().build_losses(labels, counted(model_outputs), aux_losses)
+        return super().build_losses(labels, count_outputs(model_outputs), aux_losses)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate_steps": 16}, {"task": {"train_data": RAGGED["train_data"]}}]
 )
 def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -> None:
-    trainer = _trainer(_Alive, **{"accumulate_steps": 8, **options})
+    trainer = _create_trainer(_Alive, **{"accumulate_steps": 8, **options})
+
     trainer.train(tf.constant(3))
+
     assert trainer.task.alive == [0] + [1, 0] * int(trainer.accumulation.steps) * 3
 
 
-def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
-    split = _trainer(accumulate_steps=4, fuse_steps=2)
+def test_sums_of_an_interrupted_step_do_not_count(whole: _TrainingResult) -> None:
+    split = _create_trainer(accumulate_steps=4, fuse_steps=2)
+
     split.train(tf.constant(STEPS // 2))
+
     assert len(split.accumulation.variables) == 2
+
     for variable in split.accumulation.variables:
         variable.assign(np.full(variable.shape, np.nan, np.float32))
+
     split.train(tf.constant(STEPS // 2))
-    assert_all_close(_state(split), whole.state, atol=1e-6)
+
+    result = [*_read_state(split), split.global_step.numpy()]
+    assert_all_close(result, whole.state, atol=1e-6)
 
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
     split, whole = (
         compute_gradient_norms(trainer, trainer.next_batch())
-        for trainer in (_trainer(accumulate_steps=2), _trainer())
+        for trainer in (_create_trainer(accumulate_steps=2), _create_trainer())
     )
-    assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2
+
+    assert split == pytest.approx(whole, abs=1e-6)
+    assert len(split) == 2
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
@@ -347,18 +378,20 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
             "require_exact_resume": True,
         },
     )
-    results = []
-    for from_step in (None, 4):
-        model, _ = launch(config, "train", str(tmp_path), from_step=from_step)
-        results.append([variable.numpy() for variable in model.variables])
-    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
-    held = tf.train.list_variables(str(tmp_path / "ckpt-8"))
-    assert not [name for name, _ in held if "accumulated" in name]
+
+    whole, _ = launch(config, "train", str(tmp_path))
+    weights = [variable.numpy() for variable in whole.variables]
+    resumed, _ = launch(config, "train", str(tmp_path), from_step=4)
+
+    assert_all_close([variable.numpy() for variable in resumed.variables], weights)
+    variables = tf.train.list_variables(str(tmp_path / "ckpt-8"))
+    assert not [name for name, _ in variables if "accumulated" in name]
 
 
 class _OwnStep(Trainer):
     def train_step(self, iterator: Any) -> None:
-        self.strategy.run(self._replica_train_step, args=(next(iterator),))
+        arguments = (next(iterator), self.model, self.optimizer, self.train_metrics)
+        self.strategy.run(self.task.train_step, args=arguments)
         self.global_step.assign_add(1)
 
 
@@ -368,11 +401,12 @@ class _WrappedStep(Trainer):
 
 
 def test_a_trainers_own_step_has_to_call_ours() -> None:
-    _trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
+    _create_trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
+
     with pytest.raises(
         UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"
     ):
-        _trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
+        _create_trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
 
 
 class _OwnOptimizer(LinearTask):
@@ -392,16 +426,29 @@ def test_a_step_that_applies_no_gradients_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"_OwnOptimizer\.train_step applied no gradients through the optimizer"
     ):
-        _trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
+        _create_trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
+
+
+class _ReplacingTrainer(Trainer):
+    """Has another optimizer from the moment when it is set."""
+
+    replacement: Any = None
+
+    @property
+    def optimizer(self) -> Any:
+        return self.replacement or super().optimizer
 
 
 def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
-    trainer = _trainer(accumulate_steps=2)
+    optimizer = keras.optimizers.SGD(0.1)
+    trainer = _create_trainer(cls=_ReplacingTrainer, accumulate_steps=2)
     trainer.train(tf.constant(1))
-    trainer._optimizer = optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(trainer.model.trainable_variables)
+
+    trainer.replacement = optimizer
     trainer.forget_train_loop()
     trainer.train(tf.constant(2))
+
     assert int(optimizer.iterations.numpy()) == 2
 
 
@@ -418,7 +465,8 @@ class _OutOfMemory(LinearTask):
 
 def test_a_step_without_memory_names_the_number_to_try_next() -> None:
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
-        _trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
+        _create_trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
+
     assert raised.value.__notes__[0].startswith(
         "try trainer.accumulate_steps=8, which trains on a batch in so many"
     )

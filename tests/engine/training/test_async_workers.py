@@ -9,15 +9,19 @@ from trainer_kit.errors import UsageError
 from trainer_kit.training.evaluator import AsyncWorkers
 
 
-@pytest.mark.parametrize("strategy", ["default", "OneDeviceStrategy"])
-def test_synchronous_training_has_no_coordinator(strategy: str) -> None:
-    one = (
-        tf.distribute.OneDeviceStrategy("CPU:0")
-        if strategy != "default"
-        else tf.distribute.get_strategy()
-    )
-    workers = AsyncWorkers(one)
+@pytest.mark.parametrize("kind", ["default", "OneDeviceStrategy"])
+def test_synchronous_training_has_no_coordinator(kind: str) -> None:
+    strategy: tf.distribute.Strategy = tf.distribute.get_strategy()
+    if kind == "OneDeviceStrategy":
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    workers = AsyncWorkers(strategy)
+
     workers.join()
-    message = f"needs a parameter-server strategy.*{type(one).__name__}.*a tf.distribute.ParameterServerStrategy"
+
+    message = (
+        f"needs a parameter-server strategy.*{type(strategy).__name__}"
+        ".*a tf.distribute.ParameterServerStrategy"
+    )
+
     with pytest.raises(UsageError, match=message):
         _ = workers.coordinator

@@ -1,4 +1,4 @@
-"""Evaluations with several weights at each step: averages of several decays, and the trained weights."""
+"""Evaluations with several weights at each step: averages of several decays, trained weights."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ MOMENTUM = {
 }
 
 
-def _config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
+def _build_config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
     return linear_experiment(optimizer_config={**MOMENTUM, "ema": ema}, **trainer).replace(
         task={"dropout": 0.1}
     )
 
 
 class _Counting(LinearTask):
-    """Counts its evaluations in a variable and in its own state, and draws a random number in each step."""
+    """Counts its evaluations in a variable and in its state, and draws a number in each step."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.batches, self.evaluations = tf.Variable(0), 0
+        self.batches = tf.Variable(0)
+        self.evaluations = 0
         self.generator = tf.random.Generator.from_seed(5)
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
@@ -72,8 +73,8 @@ class _Counting(LinearTask):
         self.evaluations = state["evaluations"]
 
 
-def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, steps: int = 12) -> Any:
-    config = _config(ema)
+def _train(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, steps: int = 12) -> Any:
+    config = _build_config(ema)
     keras.utils.set_random_seed(3)
     task = task_type(config.task)
     trainer = Trainer(
@@ -82,59 +83,61 @@ def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, step
     trainer.initialize()
     if steps:
         trainer.train(tf.constant(steps))
+
     return trainer
 
 
-def _held(trainer: Any) -> list[bytes]:
+def _read_values(trainer: Any) -> list[bytes]:
     return [variable.numpy().tobytes() for variable in trainer.model.variables]
 
 
 def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
     with replicas(2).scope():
-        trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=0)
-        before, logs = _held(trainer), trainer.evaluate(tf.constant(-1))
-        assert _held(trainer) == before
-        for name, found in (
-            ("average", logs),
-            ("weights", logs["weights"]),
-            ("fast", logs["fast"]),
-        ):
+        trainer = _train(EMA)
+        plain = _train({**EMA, "evaluate": ("weights",)}, steps=0)
+        before = _read_values(trainer)
+        logs = trainer.evaluate(tf.constant(-1))
+        assert _read_values(trainer) == before
+
+        logs_by_weights = {"average": logs, "weights": logs["weights"], "fast": logs["fast"]}
+        for name, weights_logs in logs_by_weights.items():
             with trainer.use_weights(name):
                 values = trainer.model.get_weights()
             plain.model.set_weights(values)
             expected = plain.evaluate(tf.constant(-1))
-            assert {metric: found[metric] for metric in expected} == expected
-    assert (
-        len(
-            {
-                logs["validation_loss"],
-                logs["weights"]["validation_loss"],
-                logs["fast"]["validation_loss"],
-            }
-        )
-        == 3
-    )
+            assert {metric: weights_logs[metric] for metric in expected} == expected
+
+    losses = {
+        logs["validation_loss"],
+        logs["weights"]["validation_loss"],
+        logs["fast"]["validation_loss"],
+    }
+    assert len(losses) == 3
 
 
 def test_further_evaluations_leave_task_and_randomness_alone() -> None:
-    one, several = (
-        _trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
-    )
+    average_only = _train({**EMA, "evaluate": ("average",)}, _Counting)
+    all_weights = _train(EMA, _Counting)
+
     for _ in range(2):
-        expected, logs = (trainer.evaluate(tf.constant(-1)) for trainer in (one, several))
+        expected = average_only.evaluate(tf.constant(-1))
+        logs = all_weights.evaluate(tf.constant(-1))
         assert {name: logs[name] for name in expected} == expected
+
     assert logs["fast"]["drawn"] == logs["drawn"]
-    assert [int(trainer.task.batches) for trainer in (one, several)] == [int(one.task.batches)] * 2
-    for trainer in (one, several):
+    assert int(all_weights.task.batches) == int(average_only.task.batches)
+
+    for trainer in (average_only, all_weights):
         trainer.train(tf.constant(3))
-    assert _held(one) == _held(several)
+
+    assert _read_values(average_only) == _read_values(all_weights)
 
 
 # ---- runs
 
 
 def _run_config(steps: int = 40) -> Any:
-    config = _config(
+    config = _build_config(
         EMA,
         train_steps=steps,
         max_to_keep=9,
@@ -173,10 +176,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
         trainer_kit.register_experiment(NAME)(_run_config)
     folder = tmp_path_factory.mktemp("averages") / "run"
     _launch(_run_config(), folder, trainer=ready.again(folder))
+
     return folder
 
 
-def _loaded(path: str) -> Any:
+def _load_model(path: str) -> Any:
     """A model of plain Keras with the weights of a checkpoint, read by plain TensorFlow."""
     model = keras.Sequential(
         [keras.Input((FEATURES,)), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
@@ -185,11 +189,12 @@ def _loaded(path: str) -> Any:
     return model
 
 
-def _value(model: Any, metric: str) -> float:
+def _compute_loss(model: Any, metric: str) -> float:
     points, labels = tiny_arrays(False)
     outputs = model(points)
     if metric == "accuracy":
         return float((outputs.numpy().argmax(1) == labels).mean())
+
     return float(keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, outputs))
 
 
@@ -198,10 +203,12 @@ def _value(model: Any, metric: str) -> float:
 )
 def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str) -> None:
     info = read_json(run / place / "info.json")
-    model = _loaded(str(run / place / info["checkpoint"]))
-    assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(
+    model = _load_model(str(run / place / info["checkpoint"]))
+
+    assert _compute_loss(model, info["metric"].rpartition("|")[2]) == pytest.approx(
         info["value"], rel=1e-5
     )
+
     values = {info["metrics"][f"dev|{name}validation_loss"] for name in ("", "weights|", "fast|")}
     assert len(values) == 3
 
@@ -211,15 +218,17 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
     reported = [line["metrics"] for line in lines if line["kind"] == "validation"][-1]
     flat = {name.replace("/", "|"): value for name, value in reported.items()}
     records = json_lines(run / "evals/validation.jsonl")
-    last = {one["dataset"]: one["metrics"] for one in records if one["step"] == 40}
+    last = {record["dataset"]: record["metrics"] for record in records if record["step"] == 40}
     recorded = flatten_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
     best = {name: value for name, value in flat.items() if "best_" in name}
+
     assert best == {"rare|weights|best_validation_loss": flat["rare|weights|validation_loss"]}
-    assert {**recorded, **best} == flat and {"dev|accuracy", "rare|fast|accuracy"} <= flat.keys()
+    assert {**recorded, **best} == flat
+    assert {"dev|accuracy", "rare|fast|accuracy"} <= flat.keys()
     assert list((run / "validation/rare/weights").glob("events*"))
 
 
-def _variables(prefix: Path) -> dict[str, bytes]:
+def _read_variables(prefix: Path) -> dict[str, bytes]:
     reader = tf.train.load_checkpoint(str(prefix))
     names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
     return {
@@ -234,12 +243,15 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(
 ) -> None:
     _launch(_run_config(20), tmp_path, trainer=ready.again(tmp_path))
     _launch(_run_config(40), tmp_path)  # with a trainer of its own, as in a new process
+
     assert compare_runs(run, tmp_path) == []
-    whole = _variables(run / "ckpt-40")
+
+    whole = _read_variables(run / "ckpt-40")
     assert any(name.startswith("more_averages/fast/") for name in whole)
-    assert whole == _variables(tmp_path / "ckpt-40")
+    assert whole == _read_variables(tmp_path / "ckpt-40")
+
     for name in ("ckpt-40", "fast/ckpt-30", "fast/ckpt-40"):
-        assert _variables(run / "ema_checkpoints" / name) == _variables(
+        assert _read_variables(run / "ema_checkpoints" / name) == _read_variables(
             tmp_path / "ema_checkpoints" / name
         )
 
@@ -251,19 +263,22 @@ def test_ema_checkpoints_hold_the_averages(
     run: Path, folder: str, average: str, steps: set[int]
 ) -> None:
     place = run / "ema_checkpoints" / folder
+
     assert complete_checkpoints(str(place)).keys() == steps
-    model, other = (
-        _loaded(tf.train.latest_checkpoint(str(place))),
-        _loaded(str(run / "best_ckpt/ckpt-40")),
-    )
+
+    model = _load_model(tf.train.latest_checkpoint(str(place)))
+    other = _load_model(str(run / "best_ckpt/ckpt-40"))
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
+
     assert_all_close(model.get_weights(), other.get_weights())
 
 
 def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
     records = json_lines(run / "evals/validation.jsonl")
     (logs,) = (
-        one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev")
+        record["metrics"]["dev"]
+        for record in records
+        if (record["step"], record["dataset"]) == (40, "dev")
     )
     for weights, loss in (
         ("", logs),
@@ -272,11 +287,15 @@ def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
         ("fast", logs["fast"]),
     ):
         model = trainer_kit.load_model(run, "latest", weights=weights)
-        assert _value(model, "validation_loss") == pytest.approx(loss["validation_loss"], rel=1e-5)
+        assert _compute_loss(model, "validation_loss") == pytest.approx(
+            loss["validation_loss"], rel=1e-5
+        )
+
     with pytest.raises(
         UsageError, match="keeps no average 'fats' of the weights; did you mean fast"
     ):
         trainer_kit.load_model(run, "latest", weights="fats")
+
     with pytest.raises(UsageError, match="holds one kind of weights, those that were evaluated"):
         trainer_kit.load_model(run, "best", weights="fast")
 
@@ -287,17 +306,20 @@ def test_averages_that_are_lost_or_a_kill_prevented_are_written(
     again = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(again / "ema_checkpoints")
     (again / "final.json").unlink()
+
     _launch(_run_config(), again, trainer=ready.again(again))
+
     for name in ("ckpt-40", "fast/ckpt-40"):
-        assert _variables(run / "ema_checkpoints" / name) == _variables(
+        assert _read_variables(run / "ema_checkpoints" / name) == _read_variables(
             again / "ema_checkpoints" / name
         )
 
 
 def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -> None:
-    config = _config(
+    config = _build_config(
         {**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy"
     )
+
     with pytest.raises(UsageError, match=r"'weights\|accuracy' is not a validation metric"):
         _launch(config, tmp_path)
 
@@ -312,33 +334,44 @@ def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -
 def test_checkpoints_of_an_unknown_average_are_refused(
     ema: Any, average: str, message: str, tmp_path: Path
 ) -> None:
-    config = _config(ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},))
+    config = _build_config(
+        ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},)
+    )
     with pytest.raises(UsageError, match=message):
         _launch(config, tmp_path)
 
 
 def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
-    config = _config(EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},))
+    config = _build_config(
+        EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},)
+    )
+
     _launch(config, tmp_path, "train")
+
     assert list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))) == [10, 20]
 
 
 def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     before = {"average_decay": 0.9, "dynamic_decay": False}
-    _launch(_config(before, train_steps=10), tmp_path, "train")
-    assert not any("more_averages" in name for name in _variables(tmp_path / "ckpt-10"))
-    config = _config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
+
+    _launch(_build_config(before, train_steps=10), tmp_path, "train")
+
+    assert not any("more_averages" in name for name in _read_variables(tmp_path / "ckpt-10"))
+
+    config = _build_config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
     path = "trainer.optimizer_config.ema.more_decays"
     launch(config, "train", str(tmp_path), allow_config_change=[path])
-    saved = {step: _variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
+    saved = {step: _read_variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
     section = "more_averages/fast/"
     begun = {
         name.replace(section, "model/"): value
         for name, value in saved[20].items()
         if name.startswith(section)
     }
+
     assert begun
+
     for name, value in begun.items():
         np.testing.assert_allclose(
-            *(np.frombuffer(one, np.float32) for one in (value, saved[10][name])), atol=1e-6
+            *(np.frombuffer(buffer, np.float32) for buffer in (value, saved[10][name])), atol=1e-6
         )

@@ -1,4 +1,4 @@
-"""A task whose model is compiled: its losses, metrics and weights of examples count once, in each loop anew."""
+"""A task whose model is compiled: losses, metrics and example weights count once, in each loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import tensorflow as tf
 import trainer_kit as tk
 
 RANDOM = np.random.RandomState(0)
-X, Y = RANDOM.randn(40, 4).astype("float32"), RANDOM.randint(0, 2, (40, 1)).astype("float32")
+X = RANDOM.randn(40, 4).astype("float32")
+Y = RANDOM.randint(0, 2, (40, 1)).astype("float32")
 WEIGHTS = RANDOM.rand(40).astype("float32")
 
 
@@ -44,7 +45,9 @@ class CompiledTask(tk.Task):
         return dataset.repeat() if params.is_training else dataset
 
 
-def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict[str, float]]:
+def train_and_read_reports(
+    folder: Path, *, weights: bool = False, **options: Any
+) -> list[dict[str, float]]:
     """Trains two loops with a rate of 0, evaluates after each, and returns all reported metrics."""
     data = {"global_batch_size": 10, "drop_remainder": False}
     constant = {"type": "constant", "constant": {"learning_rate": 0.0}}
@@ -67,7 +70,7 @@ def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict
     return [line["metrics"] for line in lines if line["kind"] in ("train", "validation")]
 
 
-def keras_numbers(**weights: Any) -> tuple[float, float]:
+def compute_with_keras(**weights: Any) -> tuple[float, float]:
     """Returns the loss and the true positives of `Model.evaluate`."""
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")]
@@ -81,9 +84,13 @@ def keras_numbers(**weights: Any) -> tuple[float, float]:
     ("fuse_steps", "weights"), [(1, None), (2, WEIGHTS)], ids=["", "fused, with weights"]
 )
 def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, weights: Any, tmp_path: Path) -> None:
-    loss, hits = keras_numbers(sample_weight=weights)
-    found = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
-    assert [one["hits"] for one in found] == [hits] * 4
-    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx(
-        [loss] * 4
+    loss, hits = compute_with_keras(sample_weight=weights)
+    step_reports = train_and_read_reports(
+        tmp_path, weights=weights is not None, fuse_steps=fuse_steps
     )
+
+    assert [step_report["hits"] for step_report in step_reports] == [hits] * 4
+    assert [
+        step_report.get("training_loss", step_report.get("validation_loss"))
+        for step_report in step_reports
+    ] == pytest.approx([loss] * 4)

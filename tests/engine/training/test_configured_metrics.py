@@ -47,15 +47,17 @@ _KERAS = {
 }
 
 
-def _trainer(*metrics: Any) -> Trainer:
+def _create_trainer(*metrics: Any) -> Trainer:
     config = linear_experiment(metrics=metrics)
     return seeded_trainer(config, LinearTask)
 
 
 def test_training_and_evaluation_report_them() -> None:
-    trainer = _trainer({"type": "top"}, {"type": "top", "top": {"k": 3}}, _KERAS)
+    trainer = _create_trainer({"type": "top"}, {"type": "top", "top": {"k": 3}}, _KERAS)
+
     for logs in (trainer.train(tf.constant(10)), trainer.evaluate(tf.constant(-1))):
         assert logs["top_1"] == logs["accuracy"] <= logs["top_2"] <= logs["top_3"] == 1.0
+
     assert {"accuracy", "top_1", "top_2", "top_3"} <= set(trainer.validation_metric_names() or ())
 
 
@@ -78,4 +80,4 @@ def test_training_and_evaluation_report_them() -> None:
 )
 def test_a_metric_that_cannot_be_made_is_an_error(metric: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(metric)
+        _create_trainer(metric)

@@ -18,7 +18,8 @@ class _Model(tf.Module):
 
     def __init__(self, averaged: bool) -> None:
         super().__init__()
-        self.weight, self.generator = tf.Variable(1.0), tf.random.Generator.from_seed(3)
+        self.weight = tf.Variable(1.0)
+        self.generator = tf.random.Generator.from_seed(3)
         self._average = MovingAverage([self.weight], EMAConfig()) if averaged else None
         self.weight.assign(2.0)
         self.state = TrainState(
@@ -32,10 +33,13 @@ class _Model(tf.Module):
 
 @pytest.mark.parametrize("averaged", [True, False])
 def test_training_draws_what_it_would_without_the_evaluation(averaged: bool) -> None:
-    model, other = _Model(averaged), _Model(averaged)
+    model = _Model(averaged)
+    other = _Model(averaged)
+
     with model.evaluated.use_weights():
         model.state.remember_generators()
         model.draw()
+
     assert model.draw() == other.draw()
 
 
@@ -43,7 +47,9 @@ def test_what_training_draws_later_is_not_undone() -> None:
     model = _Model(averaged=False)
     model.state.remember_generators()
     drawn: list[Any] = []
+
     for _ in range(3):  # such as late saves
         model.evaluated.restore_trained_weights()
         drawn.append(model.draw())
+
     assert len(set(drawn)) == 3

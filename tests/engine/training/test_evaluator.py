@@ -1,4 +1,4 @@
-"""Evaluations: which weights the model holds at each moment, what is exported as best, and what will be reported."""
+"""Evaluations: which weights the model has when, what is exported as best, what is reported."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ AVERAGED = {
 }
 
 
-def _held(trainer: Any) -> list[bytes]:
+def _read_values(trainer: Any) -> list[bytes]:
     return [variable.numpy().tobytes() for variable in trainer.model.trainable_variables]
 
 
 class _Watched(Trainer):
-    """Notes what the model holds at each moment of an evaluation, and does there what `then` says."""
+    """Notes what the model contains at each moment of an evaluation, and calls `then` there."""
 
     then: Mapping[str, Any] = {}
 
     def _at(self, moment: str) -> None:
-        self.notes.append((moment, _held(self)))
+        self.notes.append((moment, _read_values(self)))
         self.then.get(moment, lambda: None)()
 
     def eval_begin(self) -> Any:
@@ -61,7 +61,7 @@ class _Watched(Trainer):
         return logs
 
 
-def _trainer(
+def _create_trainer(
     cls: type[Trainer] = Trainer,
     task_type: type[LinearTask] = LinearTask,
     exporter: BestWeightsExporter | None = None,
@@ -72,12 +72,13 @@ def _trainer(
     trainer.checkpoint_exporter = exporter
     for variable in trainer.model.trainable_variables:
         variable.assign(10.0 * variable + 1.0)
+
     return trainer
 
 
 def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
-    trainer = _trainer(_Watched)
-    weights = _held(trainer)
+    trainer = _create_trainer(_Watched)
+    weights = _read_values(trainer)
     trainer.evaluate(2)
     average = trainer.notes[1][1]
     later = [
@@ -87,21 +88,27 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
         ("end", average),
         ("ended", weights),
     ]
+
     assert average != weights
     assert trainer.notes == [("begin", weights), *later]
+
     trainer.eval_begin()
     trainer.evaluate(2)
+
     assert trainer.notes == [("begin", average), *later]
 
 
 def test_failed_evaluation_restores_the_weights() -> None:
-    trainer = _trainer(_Watched)
-    weights, logs = _held(trainer), trainer.evaluate(-1)
+    trainer = _create_trainer(_Watched)
+    weights = _read_values(trainer)
+    logs = trainer.evaluate(-1)
+
     for moment in ("begun", "step", "end"):
         trainer.then = {moment: [].pop}
         with pytest.raises(IndexError, match="pop from empty list"):
             trainer.evaluate(-1)
-        assert _held(trainer) == weights
+        assert _read_values(trainer) == weights
+
     trainer.then = {}
     assert trainer.evaluate(-1) == logs
 
@@ -109,8 +116,10 @@ def test_failed_evaluation_restores_the_weights() -> None:
 def test_concurrent_end_averaging_restores_the_weights_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer, swap = _trainer(), MovingAverage.swap
-    weights, swaps = _held(trainer), []
+    trainer = _create_trainer()
+    swap = MovingAverage.swap
+    weights = _read_values(trainer)
+    swaps = []
 
     def slow(average: MovingAverage, name: str) -> None:
         swaps.append(average)
@@ -119,10 +128,12 @@ def test_concurrent_end_averaging_restores_the_weights_once(
 
     trainer.eval_begin()
     monkeypatch.setattr(MovingAverage, "swap", slow)
+
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: trainer.restore_trained_weights(), range(4)))
+
     assert len(swaps) == 1
-    assert _held(trainer) == weights
+    assert _read_values(trainer) == weights
 
 
 class _Interrupted(BestWeightsExporter):
@@ -137,22 +148,27 @@ class _Interrupted(BestWeightsExporter):
 
 def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> None:
     best = _Interrupted(str(tmp_path), "validation_loss")
-    trainer = best.trainer = _trainer(_Watched, exporter=best)
+    trainer = best.trainer = _create_trainer(_Watched, exporter=best)
+
     trainer.evaluate(-1)
     trainer.state.weights_checkpoint.read(str(tmp_path / "ckpt-0"))
-    assert ("begun", _held(trainer)) in trainer.notes
+
+    assert ("begun", _read_values(trainer)) in trainer.notes
 
 
 def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:
-    trainer = _trainer(_Watched, exporter=BestWeightsExporter(str(tmp_path), "validation_loss"))
+    trainer = _create_trainer(
+        _Watched, exporter=BestWeightsExporter(str(tmp_path), "validation_loss")
+    )
     first = trainer.evaluate(-1)["validation_loss"]
     trainer.initialize()  # the average is now what the weights are
     trainer.global_step.assign(5)
     trainer.then = {"end": trainer.request_stop}
+
     logs = trainer.evaluate(-1)
-    assert (
-        logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])
-    )  # the higher, the better
+
+    # The higher, the better.
+    assert logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])
     assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-0.index"]
 
 
@@ -170,8 +186,9 @@ class _PartsTask(LinearTask):
 
 
 def test_names_of_scalar_metrics_are_known_before_evaluation() -> None:
-    trainer = _trainer(task_type=_PartsTask)
+    trainer = _create_trainer(task_type=_PartsTask)
     names = trainer.validation_metric_names()
+
     assert sorted(names) == sorted(flatten_scalars(trainer.evaluate(-1), "|"))
 
 
@@ -196,7 +213,9 @@ class _CountedByName(_ByName):
         return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
 
 
-def _of_sets(task_type: type[LinearTask], *names: str, count: int = 1, **trainer: Any) -> Any:
+def _create_with_sets(
+    task_type: type[LinearTask], *names: str, count: int = 1, **trainer: Any
+) -> Any:
     config = linear_experiment(
         best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower"
     )
@@ -209,42 +228,48 @@ def _of_sets(task_type: type[LinearTask], *names: str, count: int = 1, **trainer
 @pytest.fixture(scope="module")
 def loss_alone() -> Any:
     """The loss of the set "dev" where it is the only one."""
-    return _of_sets(LinearTask, "dev").evaluate(tf.constant(-1))["dev"]["validation_loss"]
+    return _create_with_sets(LinearTask, "dev").evaluate(tf.constant(-1))["dev"]["validation_loss"]
 
 
 @pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
 def test_each_validation_set_has_its_loss_steps_and_logs(
     task_type: type[LinearTask], loss_alone: Any
 ) -> None:
-    trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
+    trainer = _create_with_sets(
+        task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}}
+    )
     logs = trainer.evaluate(tf.constant(-1))
+
     assert list(logs) == ["dev", "zero", "part"]
     assert logs["dev"]["validation_loss"] == loss_alone
     assert logs["zero"]["validation_loss"] == 0.0 < logs["dev"]["validation_loss"]
     assert logs["zero"]["accuracy"] == pytest.approx(logs["dev"]["accuracy"])
+
     if task_type is _CountedByName:
-        assert {name: one["batches"] for name, one in logs.items()} == {
+        assert {name: set_logs["batches"] for name, set_logs in logs.items()} == {
             "dev": 13,
             "zero": 12,
             "part": 2,
         }
         assert logs["part"]["set"]["name_length"] == 4
+
     some = trainer.evaluate(tf.constant(-1), sets=["zero"])
-    assert some == {"zero": logs["zero"]} and list(trainer.eval_seconds) == ["zero"]
+    assert some == {"zero": logs["zero"]}
+    assert list(trainer.eval_seconds) == ["zero"]
     assert trainer.evaluate(tf.constant(-1)) == logs
 
 
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
-    trainer = _of_sets(LinearTask, "dev", "test")
-    trainer._checkpoint_exporter = BestWeightsExporter(
-        str(tmp_path), "dev|validation_loss", "lower"
-    )
-    assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == [
-        "accuracy",
-        "validation_loss",
-    ]
+    trainer = _create_with_sets(LinearTask, "dev", "test")
+    trainer.checkpoint_exporter = BestWeightsExporter(str(tmp_path), "dev|validation_loss", "lower")
+
+    logs = trainer.evaluate(tf.constant(-1), sets=["test"])
+
+    assert list(logs["test"]) == ["accuracy", "validation_loss"]
     assert not (tmp_path / "info.json").exists()
+
     logs = trainer.evaluate(tf.constant(-1))
+
     assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
     assert "best_validation_loss" not in logs["test"]
     assert trainer.evaluate(tf.constant(-1), sets=["test"]) == {"test": logs["test"]}
@@ -258,38 +283,42 @@ class _Repeated(LinearTask):
         if params.is_training or params.global_batch_size == 8:
             return source
         repeated = source.at(0, input_context).repeat()
-        return (
-            repeated.filter(lambda points, labels: True)
-            if params.global_batch_size == 10
-            else repeated
-        )
+        if params.global_batch_size == 10:
+            return repeated.filter(lambda points, labels: True)
+        return repeated
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
     names = ("short", "long", "unknown")
-    trainer = _of_sets(_Repeated, *names, count=count)
-    several = _of_sets(
+    trainer = _create_with_sets(_Repeated, *names, count=count)
+    several = _create_with_sets(
         _Repeated,
         *names,
         count=count,
         validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}},
     )
-    own = _of_sets(
+    own = _create_with_sets(
         _Repeated, *names, count=count, validation_steps=2, validation_sets={"long": {"steps": -1}}
     )
-    some = _of_sets(_Repeated, *names, count=count, validation_steps=2)
+    some = _create_with_sets(_Repeated, *names, count=count, validation_steps=2)
     message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
+
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.check_data()
+
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.evaluate(tf.constant(-1), sets=["long"])
+
     with pytest.raises(DataError, match=r"validation_data.unknown never ends"):
         trainer.evaluate(tf.constant(-1), sets=["unknown"])
+
     with pytest.raises(DataError, match=message.format("validation_sets.long.steps")):
         own.check_data()
+
     some.check_data()
     several.check_data()
+
     if count > 1:
         assert several.evaluate(tf.constant(-1), sets=["long"])["long"]["validation_loss"] > 0
 
@@ -297,11 +326,14 @@ def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
 @pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval"])
 def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
     endless = linear_experiment().replace(task={"validation_data": {"is_training": True}})
+
     with pytest.raises(
         DataError, match=r"task.validation_data never ends.*is_training=false for a Source"
     ):
         launch(endless, mode, str(tmp_path))
-    assert not list(tmp_path.glob("ckpt-*")) and not list(tmp_path.glob("evals/*.jsonl"))
+
+    assert not list(tmp_path.glob("ckpt-*"))
+    assert not list(tmp_path.glob("evals/*.jsonl"))
 
 
 class _WithOwnMetric(Trainer):
@@ -329,15 +361,21 @@ class _CountingTask(LinearTask):
 def test_a_subclass_may_evaluate_with_a_metric_of_its_own() -> None:
     trainer = seeded_trainer(linear_experiment(), _CountingTask, train=False, cls=_WithOwnMetric)
     trainer.seen = keras.metrics.Sum()
+
     assert trainer.evaluate(tf.constant(-1))["seen"] > 0
 
 
 def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
     config = linear_experiment()
     task = LinearTask(config.task)
+
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
-    assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
+
+    assert trainer.validation_loss.name == "validation_loss"
+    assert len(trainer.validation_metrics) == 1
+
     trainer.set_validation_sets(ValidationSets([]))
+
     assert trainer.evaluate(tf.constant(-1)) == {}
 
 
@@ -350,13 +388,25 @@ class _NamedTask(LinearTask):
         return super().validation_step(inputs, model, metrics)
 
 
+class _ReplacingTrainer(Trainer):
+    """Replaces its model and its task, as subclasses of Model Garden's Trainer may."""
+
+    def replace(self, task: LinearTask) -> None:
+        self._model = task.build_model()
+        self._task = task
+
+
 def test_subclass_evaluates_its_replaced_model_and_task() -> None:
     config = linear_experiment()
-    trainer = seeded_trainer(config, _NamedTask, train=False)
-    first, second = trainer.task, _NamedTask(config.task)
-    trainer._model, trainer._task = second.build_model(), second
+    trainer = seeded_trainer(config, _NamedTask, train=False, cls=_ReplacingTrainer)
+    first = trainer.task
+    second = _NamedTask(config.task)
+    trainer.replace(second)
+
     trainer.evaluate(tf.constant(1))
-    assert second.evaluated is trainer.model and not hasattr(first, "evaluated")
+
+    assert second.evaluated is trainer.model
+    assert not hasattr(first, "evaluated")
 
 
 class _AsksForMore(Trainer):
@@ -375,6 +425,7 @@ class _AsksForMore(Trainer):
 
 def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
     trainer = seeded_trainer(linear_experiment(), LinearTask, train=False, cls=_AsksForMore)
+
     with pytest.raises(
         DataError, match=r"task\.validation_data has no more batches.*validation_steps"
     ):
@@ -398,7 +449,7 @@ class _NormalizedTaskOfKeras2(LinearTask):
         return tf_keras.Sequential([normalization, layers.Dense(CLASSES)])
 
 
-def _on_all_replicas(trainer: Any) -> list[bytes]:
+def _read_all_replicas(trainer: Any) -> list[bytes]:
     variables = trainer.model.variables
     return [
         value.tobytes()
@@ -419,13 +470,16 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
     task_type: type[LinearTask], ema: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     trainer = seeded_trainer(linear_experiment(optimizer_config={**SGD, "ema": ema}), task_type, 2)
+
     trainer.train(tf.constant(5))
-    own_values = _on_all_replicas(trainer)
+    own_values = _read_all_replicas(trainer)
+
     assert len(set(own_values)) > len(trainer.model.variables)  # the replicas differ
 
     logs = trainer.evaluate(-1)
 
-    assert _on_all_replicas(trainer) == own_values
+    assert _read_all_replicas(trainer) == own_values
+
     trainer.write_weights(str(tmp_path / "weights"))
     plain_model = task_type(LinearConfig()).build_model()
     tf.train.Checkpoint(model=plain_model).read(str(tmp_path / "weights")).expect_partial()
@@ -433,11 +487,12 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
     losses = keras.losses.sparse_categorical_crossentropy(
         labels, plain_model(points), from_logits=True
     )
+
     assert logs["validation_loss"] == pytest.approx(float(tf.reduce_mean(losses)), rel=1e-5)
 
 
 class _TableTask(LinearTask):
-    """The loss of an example is its label, 0 to 10. A table of 10 rows stands before the features."""
+    """The loss of an example is its label, 0 to 10. A table of 10 rows precedes the features."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         size = input_context.get_per_replica_batch_size(4) if input_context else 4
@@ -534,6 +589,7 @@ def test_metrics_that_make_variables_late_have_keras_values(count: int) -> None:
     trainer = seeded_trainer(
         linear_experiment(best_checkpoint_eval_metric="lazy"), _LazyTask, count
     )
+
     assert trainer.validation_metric_names() == [
         "f1_score",
         "r2_score",

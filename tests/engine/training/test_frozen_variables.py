@@ -23,7 +23,8 @@ from trainer_kit.training.trainer import Trainer
 RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
 ADAMW = {"optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.1}}, "learning_rate": RATE}
 BODY = ("/dense/", "/batch_normalization/")
-FROZEN, TRAINED = slice(0, 6), slice(6, None)  # of the weights
+FROZEN = slice(0, 6)
+TRAINED = slice(6, None)  # of the weights
 
 
 class Normalized(TinyTask):
@@ -42,42 +43,52 @@ def new_names() -> None:
     keras.utils.clear_session()
 
 
-def _trainer(count: int = 1, **trainer: Any) -> Trainer:
+def _create_trainer(count: int = 1, **trainer: Any) -> Trainer:
     config = tiny_experiment(**{"optimizer_config": ADAMW, "freeze": BODY, **trainer})
     config = config.replace(task={"train_data": {"global_batch_size": 16}})
     return seeded_trainer(config, Normalized, count, evaluate=False)
 
 
-def _equal(before: Any, after: Any, which: slice) -> list[bool]:
+def _are_equal(before: Any, after: Any, which: slice) -> list[bool]:
     return [np.array_equal(a, b) for a, b in zip(before[which], after[which], strict=True)]
 
 
 def test_frozen_weights_keep_their_bits_and_have_no_slots() -> None:
-    trainer = _trainer(2, optimizer_config={**ADAMW, "ema": {}})
+    trainer = _create_trainer(2, optimizer_config={**ADAMW, "ema": {}})
     before = trainer.model.get_weights()
+
     trainer.train(tf.constant(20))
     after = trainer.model.get_weights()
-    assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
+
+    assert all(_are_equal(before, after, FROZEN))
+    assert not any(_are_equal(before, after, TRAINED))
+
     kept = ["sequential/dense_1/kernel", "sequential/dense_1/bias"]
     items = trainer.state.checkpoint
+
     assert sorted(items.average) == sorted(kept)
+
     slots = {name.partition("/")[2].rpartition("/")[0] for name in items.optimizer}
     assert {name for name in slots if name} == set(kept)
 
 
 def test_without_freeze_the_names_of_slots_are_the_same() -> None:
     some, all_of_them = (
-        _trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ())
+        _create_trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ())
     )
+
     assert set(some) < set(all_of_them)
 
 
 def test_a_part_of_a_layer_is_frozen_alone() -> None:
-    trainer = _trainer(freeze=("kernel", "gamma"))
+    trainer = _create_trainer(freeze=("kernel", "gamma"))
     before = trainer.model.get_weights()
     trainer.train(tf.constant(5))
-    kept = _equal(before, trainer.model.get_weights(), slice(None))
-    frozen = [one.name for one, same in zip(trainer.model.weights, kept, strict=True) if same]
+    kept = _are_equal(before, trainer.model.get_weights(), slice(None))
+    frozen = [
+        variable.name for variable, same in zip(trainer.model.weights, kept, strict=True) if same
+    ]
+
     assert frozen == ["kernel", "gamma", "kernel"]  # not moving_mean
 
 
@@ -87,16 +98,20 @@ def test_named_optimizers_share_what_is_left() -> None:
         "head": {**ADAMW, "variables": ("/dense_1/kernel",)},
         "rest": {**sgd, "variables": (".",), "ema": {}},
     }
-    trainer = _trainer(optimizer_config={}, optimizers=several)
+    trainer = _create_trainer(optimizer_config={}, optimizers=several)
     before = trainer.model.get_weights()
+
     trainer.train(tf.constant(5))
     after = trainer.model.get_weights()
-    assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
+
+    assert all(_are_equal(before, after, FROZEN))
+    assert not any(_are_equal(before, after, TRAINED))
     assert sorted(trainer.state.checkpoint.average) == ["sequential/dense_1/bias"]
+
     with pytest.raises(
         UsageError, match=r"no variable matches /dense/.*not trainable: see trainer.freeze"
     ):
-        _trainer(
+        _create_trainer(
             optimizer_config={}, optimizers={**several, "none": {**sgd, "variables": ("/dense/",)}}
         )
 
@@ -119,14 +134,19 @@ def test_patterns_that_match_nothing_or_all_are_errors(
     patterns: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(freeze=patterns)
+        _create_trainer(freeze=patterns)
 
 
 def test_of_keras_two_whole_layers_are_frozen() -> None:
     layers = [tf_keras.layers.Dense(2, name="one"), tf_keras.layers.Dense(2, name="two")]
     model = tf_keras.Sequential([tf_keras.Input((2,)), *layers])
+
     assert len(freeze(model, ("^one/",))) == 4
-    assert [one.name for one in model.trainable_variables] == ["two/kernel:0", "two/bias:0"]
+    assert [variable.name for variable in model.trainable_variables] == [
+        "two/kernel:0",
+        "two/bias:0",
+    ]
+
     with pytest.raises(
         UsageError, match="two/bias of a Sequential cannot be frozen by itself; only whole layers"
     ):
@@ -137,21 +157,27 @@ def test_numbers_in_the_names_of_layers_are_those_given() -> None:
     layers = [
         keras.layers.Dense(2, name=name) for name in ("encoder", "stage_1", "stage_2", "stage_3")
     ]
+
     freeze(keras.Sequential([keras.Input((2,)), *layers]), ["stage_1"])
+
     assert [layer.name for layer in layers if not layer.trainable] == ["stage_1"]
 
 
 def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None:
-    folder, config = str(tmp_path / "run"), tiny_experiment(train_steps=10, freeze=("/dense/",))
+    folder = str(tmp_path / "run")
+    config = tiny_experiment(train_steps=10, freeze=("/dense/",))
     launch(config, "train", folder)
     other = config.replace(trainer={"train_steps": 20, "freeze": ("/dense_1/kernel",)})
+
     with pytest.raises(ConfigError, match=r"trainer.freeze: was \['/dense/'\] when this run began"):
         launch(other, "train", folder)
+
     launch(
         other, "train", folder, allow_config_change=["trainer.freeze"], allow_partial_restore=True
     )
     before, after = (TensorFlowFile(f"{folder}/ckpt-{step}") for step in (10, 20))
     names = ("model/sequential/dense/kernel", "model/sequential/dense_1/kernel")
+
     assert [
         np.array_equal(before.read_tensor(name), after.read_tensor(name)) for name in names
     ] == [False, True]
@@ -159,19 +185,19 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
 
 def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> None:
     averaged = {**ADAMW, "ema": {"more_decays": {"fast": 0.5}}}
-    old = _trainer(optimizer_config=averaged)
-    old.model.set_weights(
-        [value + 1 for value in old.model.get_weights()]
-    )  # not those that the next one begins with
+    old = _create_trainer(optimizer_config=averaged)
+    # Not those that the next one begins with.
+    old.model.set_weights([value + 1 for value in old.model.get_weights()])
     old.train(tf.constant(5))
-    path, new = (
-        old.checkpoint.write(str(tmp_path / "ckpt-5")),
-        _trainer(optimizer_config=averaged, freeze=()),
-    )
+    path = old.checkpoint.write(str(tmp_path / "ckpt-5"))
+    new = _create_trainer(optimizer_config=averaged, freeze=())
     restore(new.checkpoint, path, strict=True, allow_partial=True)
     new.after_restore(path)
-    state, kernel = new.state.checkpoint, old.model.get_weights()[0]
+    state = new.state.checkpoint
+    kernel = old.model.get_weights()[0]
+
     for averages in (state.average, state.more_averages["fast"]):
         np.testing.assert_array_equal(averages["sequential/dense/kernel"].numpy(), kernel)
+
     for name, average in old.state.checkpoint.average.items():
         np.testing.assert_array_equal(state.average[name].numpy(), average.numpy())

@@ -1,4 +1,4 @@
-"""GanTask: two nets with an optimizer each, in turns or together, and nothing of one changes with the other."""
+"""GanTask: two nets with an optimizer each, in turns or together, that do not affect each other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Points(tk.GanTask):
         return keras.Sequential([keras.Input((inputs,)), *layers], name=name)
 
 
-def _trainer(
+def _create_trainer(
     task: Mapping[str, Any] | None = None,
     generator: Mapping[str, Any] | None = None,
     discriminator: Mapping[str, Any] | None = None,
@@ -66,12 +66,12 @@ def _trainer(
     return seeded_trainer(config, task_type, count)
 
 
-def _values(net: keras.Model) -> list[np.ndarray]:
+def _read_values(net: keras.Model) -> list[np.ndarray]:
     return [variable.numpy() for variable in net.variables if "seed" not in variable.path]
 
 
-def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
-    return any((one != other).any() for one, other in zip(before, now, strict=True))
+def _have_changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
+    return any((value != other).any() for value, other in zip(before, now, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -79,41 +79,50 @@ def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
     [("in_turns", "generator", 1), ("in_turns", "discriminator", 2), ("joint", "generator", 2)],
 )
 def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count: int) -> None:
-    trainer = _trainer({"updates": updates}, count=count, **{waiting: {"period": 5}})
+    trainer = _create_trainer({"updates": updates}, count=count, **{waiting: {"period": 5}})
     nets = {name: getattr(trainer.model, name) for name in ("generator", "discriminator")}
-    before = {name: _values(net) for name, net in nets.items()}
-    weights = [one.numpy() for one in nets[waiting].trainable_variables]
+    before = {name: _read_values(net) for name, net in nets.items()}
+    weights = [variable.numpy() for variable in nets[waiting].trainable_variables]
+
     trainer.train(tf.constant(4))
+
     if updates == "in_turns":  # together, both nets see the batches, which their averages count
-        assert {name for name, net in nets.items() if _changed(before[name], _values(net))} == {
-            *nets
-        } - {waiting}
-    assert not _changed(weights, [one.numpy() for one in nets[waiting].trainable_variables])
+        assert {
+            name for name, net in nets.items() if _have_changed(before[name], _read_values(net))
+        } == {*nets} - {waiting}
+
+    assert not _have_changed(
+        weights, [variable.numpy() for variable in nets[waiting].trainable_variables]
+    )
+
     logs = trainer.train(tf.constant(6))
     assert trainer.global_step.numpy() == 10
-    counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
+
+    counts = {
+        name: int(optimizer.iterations.numpy()) for name, optimizer in trainer.optimizer.items()
+    }
     assert counts == {name: 2 if name == waiting else 10 for name in nets}
+
     losses = [
         float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")
     ]
-    assert (
-        losses[0] > 0
-        and losses[1] > 0
-        and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
-    )
+    assert losses[0] > 0
+    assert losses[1] > 0
+    assert losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
 
 
 @pytest.fixture(scope="module")
 def one_step() -> Trainer:
     """A trainer after a step in turns."""
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.train(tf.constant(1))
     return trainer
 
 
 def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
-    hand = _trainer()
-    real, model = next(iter(hand.data.iterator())), hand.model
+    hand = _create_trainer()
+    real = next(iter(hand.data.iterator()))
+    model = hand.model
     optimizers = {name: keras.optimizers.SGD(0.1) for name in ("generator", "discriminator")}
     latents, new_latents = tf.split(model.latents(32), 2)
     fake = model.generator(latents, training=True)
@@ -125,38 +134,51 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
         loss = tf.reduce_mean(tf.nn.softplus(-scores[0])) + tf.reduce_mean(
             tf.nn.softplus(scores[1])
         )
+
     weights = model.discriminator.trainable_variables
     optimizers["discriminator"].apply(tape.gradient(loss, weights), weights)
     kept = [variable.numpy() for variable in model.discriminator.non_trainable_variables]
     with tf.GradientTape() as tape:
         score = model.discriminator(model.generator(new_latents, training=True), training=True)
         loss = tf.reduce_mean(tf.nn.softplus(-score))
+
     weights = model.generator.trainable_variables
     optimizers["generator"].apply(tape.gradient(loss, weights), weights)
+
     for variable, value in zip(model.discriminator.non_trainable_variables, kept, strict=True):
         variable.assign(value)
+
     for net in ("generator", "discriminator"):
         assert_all_close(
-            _values(getattr(one_step.model, net)), _values(getattr(model, net)), atol=1e-6
+            _read_values(getattr(one_step.model, net)), _read_values(getattr(model, net)), atol=1e-6
         )
 
 
 def test_replicas_generate_from_different_latents() -> None:
-    trainer, strategy = _trainer(count=2), replicas(2)
+    trainer = _create_trainer(count=2)
+    strategy = replicas(2)
     draw = tf.function(lambda: strategy.run(lambda: trainer.model.latents(8)))
+
     first, second = on_each_replica(strategy, draw())
-    assert abs(float(np.mean(first * second))) < 0.5 and not np.array_equal(first, second)
+
+    assert abs(float(np.mean(first * second))) < 0.5
+    assert not np.array_equal(first, second)
     assert not np.array_equal(first, on_each_replica(strategy, draw())[0])
 
 
 @pytest.mark.parametrize("runtime", [{"mixed_precision_dtype": "float16"}, {"enable_xla": True}])
 def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any]) -> None:
     with precision_scope(RuntimeConfig(**runtime)):
-        trainer = _trainer(runtime=runtime)
+        trainer = _create_trainer(runtime=runtime)
+
     nets = (trainer.model.generator, trainer.model.discriminator)
-    before = [_values(net) for net in nets]
+    before = [_read_values(net) for net in nets]
+
     logs = trainer.train(tf.constant(4))
-    assert all(_changed(values, _values(net)) for values, net in zip(before, nets, strict=True))
+
+    assert all(
+        _have_changed(values, _read_values(net)) for values, net in zip(before, nets, strict=True)
+    )
     assert np.isfinite(float(logs["training_loss"]))
 
 
@@ -173,7 +195,7 @@ def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any])
 )
 def test_both_optimizers_are_needed_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(**options)
+        _create_trainer(**options)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +210,10 @@ def test_both_optimizers_are_needed_by_name(options: dict[str, Any], message: st
 def test_losses_are_those_of_the_papers(
     loss: str, of_discriminator: float, of_generator: float
 ) -> None:
-    task, real, fake = (
-        Points(tk.GanConfig(loss=loss)),
-        tf.constant([2.0, -1.0]),
-        tf.constant([0.5, -3.0]),
-    )
+    task = Points(tk.GanConfig(loss=loss))
+    real = tf.constant([2.0, -1.0])
+    fake = tf.constant([0.5, -3.0])
+
     assert float(task.discriminator_loss(real, fake)) == pytest.approx(of_discriminator, abs=1e-5)
     assert float(task.generator_loss(fake)) == pytest.approx(of_generator, abs=1e-5)
 
@@ -202,12 +223,14 @@ def test_the_penalty_is_half_its_weight_times_the_square() -> None:
         def build_discriminator(self) -> keras.Model:
             return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
-    trainer = _trainer({"r1_penalty": 4.0}, task_type=Linear)
+    trainer = _create_trainer({"r1_penalty": 4.0}, task_type=Linear)
     kernel = trainer.model.discriminator.layers[0].kernel
+
     kernel.assign([[3.0], [4.0]])
     penalty = trainer.task.discriminator_penalty(
         trainer.model.discriminator, tf.ones([5, 2]), tf.ones([5, 2])
     )
+
     assert float(penalty) == pytest.approx(0.5 * 4.0 * 25.0)
 
 
@@ -216,27 +239,33 @@ def test_evaluations_report_losses_and_metrics_of_samples() -> None:
         def build_metrics(self, training: bool = True) -> list[Any]:
             return [keras.metrics.MeanAbsoluteError("apart")]
 
-    trainer = _trainer(task_type=Measured)
+    trainer = _create_trainer(task_type=Measured)
+
     logs = trainer.evaluate(tf.constant(-1))
+
     assert {"validation_loss", "discriminator_loss", "generator_loss", "apart"} <= {*logs}
-    assert (
-        2 < float(logs["apart"]) < 4
-    )  # the real points are around 3, those of a new generator around 0
+    # The real points are around 3, those of a new generator around 0.
+    assert 2 < float(logs["apart"]) < 4
 
 
 def test_micro_batches_need_joint_updates() -> None:
-    joint = _trainer({"updates": "joint"}, accumulate_steps=2)
+    joint = _create_trainer({"updates": "joint"}, accumulate_steps=2)
+
     joint.train(tf.constant(1))
-    assert [int(one.iterations.numpy()) for one in joint.optimizer.values()] == [1, 1]
+
+    assert [int(optimizer.iterations.numpy()) for optimizer in joint.optimizer.values()] == [1, 1]
+
     with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps.*set task\.updates=joint"):
-        _trainer(accumulate_steps=2)
+        _create_trainer(accumulate_steps=2)
 
 
 def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
-    penalised = _trainer({"r1_penalty": 1e-9})
+    penalised = _create_trainer({"r1_penalty": 1e-9})
+
     penalised.train(tf.constant(1))
     means = [
         trainer.model.discriminator.layers[0].moving_mean.numpy()
         for trainer in (one_step, penalised)
     ]
+
     np.testing.assert_allclose(*means, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Gradient processors and norms in training: on replicas, in micro-batches, in float16, after a resume."""
+"""Gradient processors and norms in training: on replicas, micro-batches, float16, resumes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class SpikingTask(LinearTask):
         return super().train_step((features, labels), model, optimizer, metrics)
 
 
-def _config(processors: Any = (), fields: Mapping[str, Any] | None = None, **trainer: Any) -> Any:
+def _build_config(
+    processors: Any = (), fields: Mapping[str, Any] | None = None, **trainer: Any
+) -> Any:
     sgd = {"optimizer": {"type": "sgd", "sgd": dict(fields or {})}, "learning_rate": RATE}
     config = linear_experiment(
         optimizer_config={**sgd, "gradient_processors": processors}, **trainer
@@ -57,55 +59,66 @@ def _config(processors: Any = (), fields: Mapping[str, Any] | None = None, **tra
     return config.replace(task={"train_data": {"global_batch_size": 16}})
 
 
-def _trainer(config: Any, task_type: type[TinyTask] = LinearTask, count: int = 1) -> Trainer:
+def _create_trainer(config: Any, task_type: type[TinyTask] = LinearTask, count: int = 1) -> Trainer:
     return seeded_trainer(config, task_type, count, evaluate=False)
 
 
 def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
-    one = _trainer(_config(PROCESSORS))
-    logs = one.train(tf.constant(6))
+    on_one_replica = _create_trainer(_build_config(PROCESSORS))
+    logs = on_one_replica.train(tf.constant(6))
     for count, parts in ((2, 1), (1, 2)):
-        other = _trainer(
-            _config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), count=count
+        other = _create_trainer(
+            _build_config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True),
+            count=count,
         )
         assert other.train(tf.constant(6))["training_loss"] == pytest.approx(
             logs["training_loss"], rel=1e-5
         )
-        assert_all_close(trained_weights(other), trained_weights(one), atol=2e-6)
-    plain = _trainer(_config())
+        assert_all_close(trained_weights(other), trained_weights(on_one_replica), atol=2e-6)
+
+    plain = _create_trainer(_build_config())
+
     plain.train(tf.constant(6))
-    assert not np.allclose(trained_weights(plain)[0], trained_weights(one)[0], atol=1e-3)
+
+    assert not np.allclose(trained_weights(plain)[0], trained_weights(on_one_replica)[0], atol=1e-3)
 
 
 def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
     """A factor of 1000 cancels out in a gradient that is clipped to a norm afterwards."""
     scale = {"type": "scale", "scale": {"factor": 1000.0}}
-    scaled, plain = (
-        _trainer(_config([scale], {"clipnorm": 1e-3})),
-        _trainer(_config([], {"clipnorm": 1e-3})),
-    )
+    scaled = _create_trainer(_build_config([scale], {"clipnorm": 1e-3}))
+    plain = _create_trainer(_build_config([], {"clipnorm": 1e-3}))
+
     for trainer in (scaled, plain):
         trainer.train(tf.constant(3))
+
     assert_all_close(trained_weights(scaled), trained_weights(plain), atol=2e-6)
 
 
 def test_processors_see_float16_gradients_without_the_scale() -> None:
     clip = [{"type": "clip_value", "clip_value": {"bound": 1e-3}}]
-    config = _config(clip, report_gradient_norm=True).replace(
+    config = _build_config(clip, report_gradient_norm=True).replace(
         runtime={"mixed_precision_dtype": "float16", "loss_scale": 1024.0}
     )
     with precision_scope(config.runtime):
-        trainer = _trainer(config)
+        trainer = _create_trainer(config)
+
     before = trained_weights(trainer)
+
     logs = trainer.train(tf.constant(1))
+
     assert_all_close(before, trained_weights(trainer), atol=0.05e-3 * 1.01)
     assert 0.05 < logs["gradient_norm"] < 5.0
 
 
 def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
-    """SGD without momentum moves weights by the rate times the gradient; one replica reports what two do."""
-    trainer = _trainer(_config(report_gradient_norm=True), count=2)
+    """SGD without momentum moves weights by the rate times the gradient.
+
+    One replica reports what two do.
+    """
+    trainer = _create_trainer(_build_config(report_gradient_norm=True), count=2)
     norms = []
+
     for _ in range(4):
         before = trained_weights(trainer)
         logs = trainer.train(tf.constant(1))
@@ -114,20 +127,28 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
         )
         norms.append(np.linalg.norm(moved) / 0.05)
         assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
-    again = _trainer(_config(report_gradient_norm=True))
+
+    again = _create_trainer(_build_config(report_gradient_norm=True))
+
     assert again.train(tf.constant(4))["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
-    clipped = _trainer(_config(PROCESSORS, {"clipnorm": 1e-6}, report_gradient_norm=True))
+
+    clipped = _create_trainer(
+        _build_config(PROCESSORS, {"clipnorm": 1e-6}, report_gradient_norm=True)
+    )
     assert clipped.train(tf.constant(1))["gradient_norm"] == pytest.approx(norms[0], rel=1e-4)
 
 
 def test_a_report_changes_no_bit_of_the_weights() -> None:
     """The third of a sum, three times, is another number."""
     trainers = []
+
     for reports in ({}, {"report_gradient_norm": True}):
-        config = _config(**reports).replace(task={"train_data": {"global_batch_size": 15}})
-        trainers.append(_trainer(config, count=3))
+        config = _build_config(**reports).replace(task={"train_data": {"global_batch_size": 15}})
+        trainers.append(_create_trainer(config, count=3))
         trainers[-1].train(tf.constant(5))
+
     assert_all_close(*map(trained_weights, trainers))
+
     plain, reporting = (len(trainer.optimizer.variables) for trainer in trainers)
     assert plain == reporting  # the variables of reports are not the optimizer's
 
@@ -137,10 +158,12 @@ def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
     noisy = {**sgd, "variables": ("bias",), "gradient_processors": [NOISE]}
     sections = {"noisy": noisy, "rest": {**sgd, "variables": (".",)}}
     config = linear_experiment(optimizer_config={}, optimizers=sections, report_gradient_norm=True)
-    logs = _trainer(config).train(tf.constant(4))
-    whole = _trainer(linear_experiment(optimizer_config=sgd, report_gradient_norm=True)).train(
-        tf.constant(4)
-    )
+    logs = _create_trainer(config).train(tf.constant(4))
+
+    whole = _create_trainer(
+        linear_experiment(optimizer_config=sgd, report_gradient_norm=True)
+    ).train(tf.constant(4))
+
     assert set(logs["gradient_norm"]) == {"noisy", "rest"}
     assert (
         0
@@ -157,11 +180,15 @@ def test_several_optimizers_draw_different_noise() -> None:
     config = tiny_experiment(optimizer_config={}, optimizers={"first": sgd, "last": sgd}).replace(
         task={"width": CLASSES}
     )
-    trainer = _trainer(config, OwnVariables)
+    trainer = _create_trainer(config, OwnVariables)
+
     trainer.train(tf.constant(1))
     first, last = (
-        one.numpy() for one in trainer.model.trainable_variables if one.path.endswith("bias")
+        variable.numpy()
+        for variable in trainer.model.trainable_variables
+        if variable.path.endswith("bias")
     )
+
     assert np.abs(first - last).max() > 1.0
 
 
@@ -169,7 +196,7 @@ class OwnVariables(TinyTask):
     """Each of two optimizers has one layer."""
 
     def optimizer_variables(self, model: Any) -> dict[str, list[Any]]:
-        layers = [one.trainable_variables for one in model.layers if one.trainable_variables]
+        layers = [layer.trainable_variables for layer in model.layers if layer.trainable_variables]
         return dict(zip(("first", "last"), layers, strict=True))
 
 
@@ -233,22 +260,22 @@ ONE_IGNORED = {
     [
         (
             OwnUpdate,
-            _config(report_gradient_norm=True),
+            _build_config(report_gradient_norm=True),
             r"trainer\.report_gradient_norm: the training step applies",
         ),
         (
             OwnUpdate,
-            _config([NOISE]),
+            _build_config([NOISE]),
             r"trainer\.optimizer_config\.gradient_processors: the training step applies",
         ),
         (
             OwnOptimizer,
-            _config([NOISE]),
+            _build_config([NOISE]),
             r"create_optimizer of OwnOptimizer .* call super\(\)\.create_optimizer",
         ),
         (
             OwnNorm,
-            _config(report_gradient_norm=True),
+            _build_config(report_gradient_norm=True),
             r"'gradient_norm', and trainer\.report_gradient_norm reports",
         ),
         (
@@ -262,26 +289,29 @@ def test_a_step_that_a_report_or_processor_misses_is_refused(
     task_type: type[TinyTask], config: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(config, task_type).train(tf.constant(1))
+        _create_trainer(config, task_type).train(tf.constant(1))
 
 
 def test_a_scalar_may_have_the_name_of_a_report_that_is_off() -> None:
-    assert _trainer(_config(), OwnNorm).train(tf.constant(1))["gradient_norm"] == 7.0
+    assert _create_trainer(_build_config(), OwnNorm).train(tf.constant(1))["gradient_norm"] == 7.0
 
 
 def test_a_check_names_variable_and_step_before_the_update() -> None:
-    trainer = _trainer(_config([{"type": "check"}]), SpikingTask, 2)
+    trainer = _create_trainer(_build_config([{"type": "check"}]), SpikingTask, 2)
+
     with pytest.raises(
         DivergedError, match=r"the gradient of \S*dense\S*/kernel is not finite at step 6"
     ):
         trainer.train(tf.constant(8))
+
     assert all(np.isfinite(weight).all() for weight in trained_weights(trainer))
 
 
 def _run(
     folder: Path, task_type: type[TinyTask], config: Any, steps: int, from_step: int | None = None
 ) -> None:
-    config, strategy = config.replace(trainer={"train_steps": steps}), tf.distribute.get_strategy()
+    config = config.replace(trainer={"train_steps": steps})
+    strategy = tf.distribute.get_strategy()
     seed_everything(config.runtime.random_seed)
     run_experiment(
         strategy, task_type(config.task), "train", config, str(folder), from_step=from_step
@@ -295,11 +325,13 @@ def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
         "checkpoint_interval": 4,
         "report_gradient_norm": True,
     }
-    config = _config([NOISE], **options)
+    config = _build_config([NOISE], **options)
     _run(tmp_path, LinearTask, config, 12)
     history = str(tmp_path / "metrics.jsonl")
     whole = [line["metrics"] for line in read_active_history(history)]
+
     _run(tmp_path, LinearTask, config, 12, from_step=8)
+
     assert whole == [line["metrics"] for line in read_active_history(history)]
     assert all(metrics["gradient_norm"] > 0 for metrics in whole)
 
@@ -315,24 +347,29 @@ class OneInfiniteExample(LinearTask):
 def test_a_checked_divergence_leaves_out_its_batch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = _config(
+    config = _build_config(
         [{"type": "check"}], steps_per_loop=4, summary_interval=4, recovery_max_trials=1
     )
+
     _run(tmp_path, OneInfiniteExample, config, 11)  # the other 11 of the 12 batches of an epoch
+
     assert "batch 7, of step 8, is left out" in caplog.text
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 11
 
 
 def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> None:
-    config = _config(
+    config = _build_config(
         [{"type": "summarize", "variables": ("kernel",)}], steps_per_loop=4, summary_interval=4
     )
     _run(tmp_path, LinearTask, config, 8)
-    found: dict[str, list[int]] = {}
+    steps_by_tag: dict[str, list[int]] = {}
+
     for path in glob.glob(str(tmp_path / "train" / "*events*")):
         for event in tf.compat.v1.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.tag.startswith("gradient_norm/"):
-                    found.setdefault(value.tag, []).append(event.step)
-    assert len(found) == 1 and all(tag.endswith("/kernel") for tag in found)
-    assert all(len(steps) == 2 for steps in found.values()), found
+                    steps_by_tag.setdefault(value.tag, []).append(event.step)
+
+    assert len(steps_by_tag) == 1
+    assert all(tag.endswith("/kernel") for tag in steps_by_tag)
+    assert all(len(steps) == 2 for steps in steps_by_tag.values()), steps_by_tag

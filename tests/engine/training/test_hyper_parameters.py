@@ -44,7 +44,7 @@ class OwnOptimizer(LinearTask):
         return Decaying()
 
 
-def _trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
+def _create_trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
     config = linear_experiment(**{"optimizer_config": ADAM, **trainer})
     return seeded_trainer(config, task)
 
@@ -59,7 +59,7 @@ SEVERAL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("options", "names"),
     [
         ({}, ["learning_rate", "learning_rate_factor"]),
         ({"task": Weighted}, ["loss_weight", "learning_rate", "learning_rate_factor"]),
@@ -67,16 +67,22 @@ SEVERAL: dict[str, Any] = {
         ({"task": OwnOptimizer}, ["learning_rate", "learning_rate_factor", "optimizer.decay"]),
         (
             SEVERAL,
-            [f"{one}.learning_rate{end}" for one in ("head", "rest") for end in ("", "_factor")],
+            [
+                f"{optimizer}.learning_rate{end}"
+                for optimizer in ("head", "rest")
+                for end in ("", "_factor")
+            ],
         ),
     ],
 )
 def test_names_are_of_the_optimizers_and_the_task(
-    given: Mapping[str, Any], names: list[str]
+    options: Mapping[str, Any], names: list[str]
 ) -> None:
-    trainer = _trainer(**given)
+    trainer = _create_trainer(**options)
+
     assert trainer.hyper_parameters.names == names
     assert trainer.hyper_parameters.factors == []  # what no run uses is not in its training step
+
     for name in names:
         trainer.hyper_parameters.set(name, 0.25)
         assert trainer.hyper_parameters.value(name) == 0.25
@@ -107,7 +113,7 @@ def test_names_are_of_the_optimizers_and_the_task(
 def test_what_cannot_be_changed_is_refused(
     rate: Mapping[str, Any], name: str, message: str
 ) -> None:
-    trainer = _trainer(optimizer_config={**ADAM, "learning_rate": rate})
+    trainer = _create_trainer(optimizer_config={**ADAM, "learning_rate": rate})
     with pytest.raises(UsageError, match=message):
         trainer.hyper_parameters.change(name, 0.1, 0, "a test")
 
@@ -120,4 +126,4 @@ def test_a_task_has_to_offer_variables() -> None:
     with pytest.raises(
         UsageError, match=r"Plain\.hyper_parameters: loss_weight is 0\.5; return scalar variables"
     ):
-        _trainer(Plain).hyper_parameters.variable("loss_weight")
+        _create_trainer(Plain).hyper_parameters.variable("loss_weight")

@@ -19,7 +19,7 @@ class _OtherMetrics(TinyTask):
         return [keras.metrics.MeanSquaredError(), *super().build_metrics(training)]
 
 
-def _trainer(task_type: type[TinyTask] = TinyTask) -> Any:
+def _create_trainer(task_type: type[TinyTask] = TinyTask) -> Any:
     config = tiny_experiment()
     trainer = create_trainer(config, task_type(config.task), train=True, evaluate=False)
     trainer.initialize()
@@ -27,20 +27,20 @@ def _trainer(task_type: type[TinyTask] = TinyTask) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Any:
-    trainer = _trainer()
+def trained_trainer() -> Any:
+    trainer = _create_trainer()
     trainer.train(tf.constant(3))
     return trainer
 
 
-def _resumed(
-    trained: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask
+def _resume(
+    trained_trainer: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask
 ) -> Any:
     """A trainer that resumes from a checkpoint whose last loop was interrupted or not."""
-    trained.should_continue_metrics = interrupted
-    trained.before_save(str(folder / "ckpt"))
-    path = trained.checkpoint.write(str(folder / "ckpt"))
-    trainer = _trainer(task_type)
+    trained_trainer.should_continue_metrics = interrupted
+    trained_trainer.before_save(str(folder / "ckpt"))
+    path = trained_trainer.checkpoint.write(str(folder / "ckpt"))
+    trainer = _create_trainer(task_type)
     trainer.should_continue_metrics = not interrupted
     trainer.checkpoint.read(path)
     trainer.after_restore(path)
@@ -48,26 +48,31 @@ def _resumed(
 
 
 def test_the_next_start_goes_on_with_their_values(
-    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trained_trainer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    resumed = _resumed(trained, True, tmp_path)
+    resumed = _resume(trained_trainer, True, tmp_path)
+
     assert resumed.should_continue_metrics
-    assert float(trained.train_loss.result()) > 0
-    np.testing.assert_array_equal(trained.train_loss.result(), resumed.train_loss.result())
+    assert float(trained_trainer.train_loss.result()) > 0
+    np.testing.assert_array_equal(trained_trainer.train_loss.result(), resumed.train_loss.result())
     assert "other metrics" not in caplog.text
 
 
 def test_a_whole_loop_leaves_nothing_to_restore(
-    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trained_trainer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    resumed = _resumed(trained, False, tmp_path)
-    assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
+    resumed = _resume(trained_trainer, False, tmp_path)
+
+    assert not resumed.should_continue_metrics
+    assert float(resumed.train_loss.result()) == 0.0
     assert "other metrics" not in caplog.text
 
 
 def test_other_metrics_begin_again_with_a_warning(
-    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trained_trainer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    resumed = _resumed(trained, True, tmp_path, _OtherMetrics)
-    assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
+    resumed = _resume(trained_trainer, True, tmp_path, _OtherMetrics)
+
+    assert not resumed.should_continue_metrics
+    assert float(resumed.train_loss.result()) == 0.0
     assert "holds the state of other metrics than this run has" in caplog.text

@@ -35,6 +35,7 @@ class LossObjectTask(tk.Task):
         model = library.Sequential([library.Input((4,)), layer])
         if self.task_config.loss != "build_losses":
             model.compile(loss=library.losses.MeanSquaredError())
+
         return model
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -76,7 +77,8 @@ def train(loss: str, replicas: int, folder: Path) -> tuple[float, Any]:
 
 @pytest.mark.parametrize("loss", ["build_losses", "keras", "tf_keras"])
 def test_a_loss_object_is_the_same_on_two_replicas(loss: str, tmp_path: Path) -> None:
-    one, kernel_of_one = train(loss, 1, tmp_path / "one")
-    two, kernel_of_two = train(loss, 2, tmp_path / "two")
-    assert two == pytest.approx(one, rel=1e-5)
+    loss_of_one, kernel_of_one = train(loss, 1, tmp_path / "one")
+    loss_of_two, kernel_of_two = train(loss, 2, tmp_path / "two")
+
+    assert loss_of_two == pytest.approx(loss_of_one, rel=1e-5)
     assert kernel_of_two == pytest.approx(kernel_of_one, rel=1e-5)

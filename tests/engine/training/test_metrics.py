@@ -32,43 +32,54 @@ class _Parts(keras.metrics.Metric):
 )
 def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], Any]) -> None:
     losses = np.linspace(0, 5, 11, dtype=np.float32) ** 2
-    metrics, task = MetricSet("validation_loss", []), TinyTask(TinyConfig())
+    metrics = MetricSet("validation_loss", [])
+    task = TinyTask(TinyConfig())
+
     for start in (0, 4, 8, 11):  # 4, 4, 3 and no examples
         batch = losses[start : start + 4]
-        metrics.update(
-            task, {task.loss: tf.reduce_mean(batch)}, wrap(tf.constant(batch))
-        )  # of no examples: NaN
+        # Of no examples: NaN.
+        metrics.update(task, {task.loss: tf.reduce_mean(batch)}, wrap(tf.constant(batch)))
+
     assert metrics.results()["validation_loss"].numpy() == pytest.approx(losses.mean(), rel=1e-6)
 
 
 def test_batches_of_scalars_count_as_one_example() -> None:
-    metrics, task = MetricSet("loss", []), TinyTask(TinyConfig())
+    metrics = MetricSet("loss", [])
+    task = TinyTask(TinyConfig())
+
     metrics.update(task, {task.loss: tf.constant(2.0)}, tf.constant(5))
     metrics.update(task, {task.loss: tf.constant(4.0)}, tf.constant(5))
+
     assert metrics.results()["loss"].numpy() == 3.0
 
 
 def test_the_loss_is_reported_only_when_a_step_gave_one() -> None:
     metrics = MetricSet("loss", [keras.metrics.Mean("mean")])
+
     assert list(metrics.results()) == ["mean"]
     assert metrics.names() == ["mean", "loss"]
+
     metrics.loss.update_state(1.0)
+
     assert list(metrics.results()) == ["mean", "loss"]
     assert metrics.names() == ["mean", "loss"]
 
 
 def test_reset_starts_all_anew() -> None:
     metrics = MetricSet("loss", [keras.metrics.Mean("three"), tf_keras.metrics.Mean("two")])
+
     for value in (1.0, 5.0):
         metrics.reset()
         metrics.loss.update_state(value)
         for metric in metrics.metrics:
             metric.update_state(value)
+
     assert to_numpy(metrics.results()) == {"three": 5.0, "two": 5.0, "loss": 5.0}
 
 
 def test_a_ragged_batch_weighs_as_much_as_it_has_examples() -> None:
-    metrics, task = MetricSet("training_loss", []), TinyTask(TinyConfig())
+    metrics = MetricSet("training_loss", [])
+    task = TinyTask(TinyConfig())
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([])], autograph=False)
     def step(batch: tf.Tensor, loss: tf.Tensor) -> None:
@@ -76,6 +87,7 @@ def test_a_ragged_batch_weighs_as_much_as_it_has_examples() -> None:
 
     for examples, loss in ((3, 1.0), (3, 2.0), (1, 5.0), (0, np.nan)):
         step(tf.zeros((examples, 2)), loss)
+
     assert to_numpy(metrics.results()) == {"training_loss": 2.0}
 
 
@@ -105,22 +117,33 @@ class _Signs(tf_keras.metrics.Metric):
 
 def test_tensor_conditions_in_a_metric_of_tf_keras_are_converted() -> None:
     metric = _Signs()
-    task, metrics = TinyTask(TinyConfig()), MetricSet("loss", [metric])
+    task = TinyTask(TinyConfig())
+    metrics = MetricSet("loss", [metric])
 
     @tf.function(autograph=False)
-    def updated(prediction: Any) -> Any:
+    def update_metrics(prediction: Any) -> Any:
         task.process_metrics([metric], tf.constant(0.0), prediction)
         return metrics.results()["signs"]
 
     predictions = (1.0, 2.0, -1.0, -1.0, -1.0)
-    assert [float(updated(tf.constant(one))) for one in predictions] == [1.0, 2.0, 1.0, 0.0, -10.0]
+
+    assert [float(update_metrics(tf.constant(prediction))) for prediction in predictions] == [
+        1.0,
+        2.0,
+        1.0,
+        0.0,
+        -10.0,
+    ]
 
 
 def test_metrics_of_a_compiled_model_leave_out_its_loss_tracker() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
     assert model_metrics(model) == []
+
     model.compile(loss="mse", metrics=["mae"])
     model.compute_metrics(x=None, y=tf.zeros((1, 1)), y_pred=tf.ones((1, 1)), sample_weight=None)
+
     assert "loss" in [metric.name for metric in model.metrics]
     assert "loss" not in [metric.name for metric in model_metrics(model)]
     assert len(model_metrics(model)) == 1
@@ -129,23 +152,29 @@ def test_metrics_of_a_compiled_model_leave_out_its_loss_tracker() -> None:
 
 def test_two_metrics_of_one_name_are_refused() -> None:
     twice = [keras.metrics.Mean("accuracy"), keras.metrics.Sum("accuracy")]
+
     with pytest.raises(UsageError, match="several metrics are called accuracy"):
         MetricSet("loss", twice)
+
     with pytest.raises(UsageError, match="several metrics are called loss"):
         MetricSet("loss", [keras.metrics.Mean("loss")])
 
 
 def test_compiled_metrics_have_names_after_the_first_batch() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+
     model.compile(loss="mse", metrics=["mae"])
     metrics = MetricSet("validation_loss", model_metrics(model))
+
     assert metrics.names() is None
+
     model.compute_metrics(x=None, y=tf.zeros([4, 3]), y_pred=tf.ones([4, 3]))
+
     assert metrics.names() == ["mae", "validation_loss"]
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("value", "told"),
     [
         (None, "None"),
         ("accuracy", "a str"),
@@ -153,10 +182,10 @@ def test_compiled_metrics_have_names_after_the_first_batch() -> None:
         ([keras.metrics.Mean], "the class Mean, which is not a metric"),
     ],
 )
-def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
+def test_what_is_no_list_of_metrics_is_told_with_the_method(value: Any, told: str) -> None:
     class Wrong(TinyTask):
         def build_metrics(self, training: bool = True) -> Any:
-            return made
+            return value
 
     with pytest.raises(UsageError, match=rf"^Wrong\.build_metrics returned .*{told}"):
         task_metrics(Wrong(TinyConfig()), True)

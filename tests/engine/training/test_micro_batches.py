@@ -43,22 +43,25 @@ class _Parts:
         tf.numpy_function(lambda: self.seen.append("update"), [], [])
 
 
-def _run(parts: int, n: int, known: bool = True, **options: Any) -> _Parts:
+def _run(parts: int, n: int, static: bool = True, **options: Any) -> _Parts:
     noted = _Parts(parts, **options)
-    spec = tf.TensorSpec([n if known else None], tf.int32)
+    spec = tf.TensorSpec([n if static else None], tf.int32)
     tf.function(noted.batches, input_signature=[spec], autograph=False)(tf.range(n))
     return noted
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 10])
-def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, known: bool) -> None:
-    noted = _run(4, n, known)
+def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, static: bool) -> None:
+    noted = _run(4, n, static)
     *parts, last = noted.seen
+
     assert last == "update"
     assert [value for values, _, _ in parts for value in values] == list(range(n))
-    count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if known else min(4, n)
-    assert len(parts) == count and max(len(values) for values, _, _ in parts) == -(-n // count)
+
+    count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if static else min(4, n)
+    assert len(parts) == count
+    assert max(len(values) for values, _, _ in parts) == -(-n // count)
     assert all(
         share == pytest.approx(len(values) / n, abs=1e-4) and values for values, share, _ in parts
     )
@@ -68,11 +71,12 @@ def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, known: bool) -
 def test_a_known_size_gives_parts_of_one_static_shape() -> None:
     assert _run(4, 8).static == [2]
     assert _run(4, 10).static == [2]
-    assert _run(4, 10, known=False).static == [None]
+    assert _run(4, 10, static=False).static == [None]
 
 
-def _totals(n: int, parts: int, in_xla: bool) -> Any:
-    total, calls = tf.Variable(0.0), tf.Variable(0)
+def _count_totals(n: int, parts: int, in_xla: bool) -> Any:
+    total = tf.Variable(0.0)
+    calls = tf.Variable(0)
 
     def step(part: Any, share: Any, first: Any) -> None:
         del first
@@ -87,7 +91,7 @@ def _totals(n: int, parts: int, in_xla: bool) -> Any:
 
 @pytest.mark.parametrize("n", [2, 4, 9])
 def test_xla_compiles_parts_of_a_batch_of_unknown_size(n: int) -> None:
-    assert _totals(n, 4, in_xla=True) == (pytest.approx((n - 1) / 2), n)
+    assert _count_totals(n, 4, in_xla=True) == (pytest.approx((n - 1) / 2), n)
 
 
 def test_nested_features_are_split_and_scalars_passed_on() -> None:
@@ -102,10 +106,13 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
         },
         sparse,
     )
+
     features, labels = slice_batch(inputs, tf.constant(1), 2)
+
     assert features["a"].numpy().tolist() == [[3, 4, 5], [6, 7, 8]]
     assert features["ragged"].to_list() == [[2, 3], []]
-    assert float(features["scale"]) == 2.0 and features["none"] is None
+    assert float(features["scale"]) == 2.0
+    assert features["none"] is None
     assert tf.sparse.to_dense(labels).numpy().tolist() == [[0, 2], [3, 0]]
     assert batch_size(tf.nest.flatten(inputs)) == 4
 
@@ -113,6 +120,7 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
 def test_a_batch_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(UsageError, match="the tensors of a batch need first axes"):
         find_static_batch_size([tf.constant(1.0)])
+
     with pytest.raises(UsageError, match=r"first axes of one size.*\[4, 3\].*\[8\]"):
         find_static_batch_size([tf.zeros([4, 3]), tf.zeros([8])])
 
@@ -129,24 +137,23 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
         mean.assign_add(share * tf.reduce_mean(part))
         metric.update_state(part)
 
-    batches = MicroBatches(4, mirrored, step, lambda: None, lambda: metric.variables)
-    data = iter(mirrored.distribute_datasets_from_function(lambda _: _replica_batches(sizes)))
-    tf.function(lambda: batches(next(data)), autograph=False)()
+    # A batch for each replica, of sizes that are not known before.
     whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
+    spec = tf.TensorSpec([None], tf.float32)
+    batches = MicroBatches(4, mirrored, step, lambda: None, lambda: metric.variables)
+    data = iter(
+        mirrored.distribute_datasets_from_function(
+            lambda _: tf.data.Dataset.from_generator(lambda: iter(whole), output_signature=spec)
+        )
+    )
+
+    tf.function(lambda: batches(next(data)), autograph=False)()
+
     np.testing.assert_allclose(
         on_each_replica(mirrored, mean), [part.mean() for part in whole], rtol=1e-6
     )
-    assert float(metric.result()) == pytest.approx(
-        np.concatenate(whole).mean()
-    )  # repeated examples count once
+    # Repeated examples count once.
+    assert float(metric.result()) == pytest.approx(np.concatenate(whole).mean())
 
 
 SUM = tf.VariableAggregation.SUM
-
-
-def _replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
-    """Returns a dataset with a batch for each replica, of sizes that are not known before."""
-    batches = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
-    return tf.data.Dataset.from_generator(
-        lambda: iter(batches), output_signature=tf.TensorSpec([None], tf.float32)
-    )

@@ -1,4 +1,4 @@
-"""Several optimizers from the config: each has variables, slots, a period and an average of its own."""
+"""Several optimizers from the config: each has its variables, slots, period and average."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
 MOMENTUM = {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}}, "learning_rate": RATE}
 ADAM = {"optimizer": {"type": "adam"}, "learning_rate": RATE}
-HEAD, REST = (
-    {"variables": ("/bias",)},
-    {"variables": (".",)},
-)  # of one layer: more layers are more to trace
+HEAD = {"variables": ("/bias",)}
+REST = {"variables": (".",)}  # of one layer: more layers are more to trace
 
 
 class TwoLayers(TinyTask):
@@ -50,7 +48,7 @@ class ByMethod(LinearTask):
         return {"head": [model.layers[0].bias], "rest": [model.layers[0].kernel]}
 
 
-def _trainer(
+def _create_trainer(
     optimizers: Mapping[str, Any],
     task_type: type[TinyTask] = LinearTask,
     count: int = 1,
@@ -68,74 +66,85 @@ def _trainer(
 
 
 def test_equal_optimizers_train_as_one() -> None:
-    two = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
-    one = _trainer({}, count=2)
-    for trainer in (two, one):
+    two_optimizers = _create_trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
+    one_optimizer = _create_trainer({}, count=2)
+
+    for trainer in (two_optimizers, one_optimizer):
         trainer.train(tf.constant(4))
-    assert_all_close(trained_weights(two), trained_weights(one))
+
+    assert_all_close(trained_weights(two_optimizers), trained_weights(one_optimizer))
 
 
 @pytest.mark.parametrize("task_type", [LinearTask, ByMethod])
 def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) -> None:
     patterns = (HEAD, REST) if task_type is LinearTask else ({}, {})
-    trainer = _trainer(
+    trainer = _create_trainer(
         {"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type
     )
     shapes = {
-        name: [tuple(v.shape) for v in one.variables if len(v.shape)]
-        for name, one in trainer.optimizer.items()
+        name: [tuple(v.shape) for v in optimizer.variables if len(v.shape)]
+        for name, optimizer in trainer.optimizer.items()
     }
+
     assert shapes == {"head": [(3,)] * 2, "rest": [(8, 3)] * 2}
 
 
 def test_a_period_of_5_updates_twice_in_10_steps() -> None:
     """In loops of one step, and then in loops of five."""
     sections = {"head": {**MOMENTUM, **HEAD, "period": 5}, "rest": {**MOMENTUM, **REST}}
-    trainer = _trainer(sections, count=2)
-    head, changes = trainer.model.layers[0].bias, []
+    trainer = _create_trainer(sections, count=2)
+    head = trainer.model.layers[0].bias
+    changes = []
+
     for steps in [1] * 10 + [5] * 2:
         before = head.numpy()
         trainer.train(tf.constant(steps))
         changes.append(bool((head.numpy() != before).any()))
+
     assert changes == ([False] * 4 + [True]) * 2 + [True, True]
-    counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
+
+    counts = {
+        name: int(optimizer.iterations.numpy()) for name, optimizer in trainer.optimizer.items()
+    }
     assert counts == {"head": 4, "rest": 20}
     assert trainer.global_step.numpy() == 20
 
 
 def test_gradients_of_a_period_are_averaged_if_asked() -> None:
-    """With weights that change only at the end of a period, that is SGD on the four batches together.
+    """This is SGD on the four batches together: weights change at the end of a period only.
 
     Gradients of one optimizer are clipped, which hides a factor; those of the other are not.
     """
     clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
-    sections, period = (
-        {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}},
-        {"period": 4, "accumulate": True},
-    )
-    batches = [(np.float32(x), y) for x, y in _points(4)]
+    sections = {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}}
+    period = {"period": 4, "accumulate": True}
+    random = np.random.default_rng(0)
+    batches = [
+        (np.float32(random.normal(size=(16, 8))), random.integers(0, 3, 16)) for _ in range(4)
+    ]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
-    whole = _trainer(sections)
-    whole.train_dataset = _dataset([together], 1)
+    whole = _create_trainer(sections)
+    whole.train_dataset = _build_dataset([together], 1)
     whole.train(tf.constant(1))
+
     for count in (1, 2):
-        trainer = _trainer({name: {**one, **period} for name, one in sections.items()}, count=count)
-        trainer.train_dataset = _dataset(batches, count)
+        trainer = _create_trainer(
+            {name: {**section, **period} for name, section in sections.items()}, count=count
+        )
+        trainer.train_dataset = _build_dataset(batches, count)
         trainer.train(tf.constant(4))
         assert_all_close(trained_weights(trainer), trained_weights(whole), atol=2e-7)
 
 
-def _points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    random = np.random.default_rng(0)
-    return [(random.normal(size=(16, 8)), random.integers(0, 3, 16)) for _ in range(batches)]
-
-
-def _dataset(batches: list[Any], count: int) -> Any:
+def _build_dataset(batches: list[Any], count: int) -> Any:
     features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    size = len(batches[0][0])
     dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(
-        len(batches[0][0]), drop_remainder=True
+        size, drop_remainder=True
     )
-    return replicas(count).experimental_distribute_dataset(dataset) if count > 1 else dataset
+    if count > 1:
+        return replicas(count).experimental_distribute_dataset(dataset)
+    return dataset
 
 
 @pytest.mark.parametrize(
@@ -145,10 +154,13 @@ def _dataset(batches: list[Any], count: int) -> Any:
 )
 def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
     sections = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
-    trainer, plain = _trainer(sections, **options), _trainer(sections)
-    for one in (trainer, plain):
-        one.train(tf.constant(6))
-        assert one.optimizer["head"].iterations.numpy() == 2
+    trainer = _create_trainer(sections, **options)
+    plain = _create_trainer(sections)
+
+    for member in (trainer, plain):
+        member.train(tf.constant(6))
+        assert member.optimizer["head"].iterations.numpy() == 2
+
     assert_all_close(trained_weights(trainer), trained_weights(plain), atol=1e-6)
 
 
@@ -156,11 +168,16 @@ def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
     sections = {"head": {**SGD, **HEAD, "loss_scale": 8.0}, "rest": {**SGD, **REST}}
     runtime = {"mixed_precision_dtype": "float16"}
     with precision_scope(RuntimeConfig(**runtime)):
-        several = _trainer(sections, runtime=runtime)
-        single = _trainer({}, runtime={**runtime, "loss_scale": 8.0})
+        several = _create_trainer(sections, runtime=runtime)
+        single = _create_trainer({}, runtime={**runtime, "loss_scale": 8.0})
+
     for trainer in (several, single):
         trainer.train(tf.constant(2))
-    scales = {name: float(one.dynamic_scale.numpy()) for name, one in several.optimizer.items()}
+    scales = {
+        name: float(optimizer.dynamic_scale.numpy())
+        for name, optimizer in several.optimizer.items()
+    }
+
     assert scales == {"head": 8.0, "rest": 2.0**15}
     assert_all_close(trained_weights(several), trained_weights(single), atol=1e-6)
 
@@ -170,10 +187,11 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
         "head": {**SGD, **HEAD, "ema": {"more_decays": {"fast": 0.5}}},
         "rest": {**SGD, **REST},
     }
-    trainer = _trainer(sections, count=2)
+    trainer = _create_trainer(sections, count=2)
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
-    model = _trainer({}).model
+    model = _create_trainer({}).model
+
     for name in ("average", "fast"):
         assert load_weights(model, path, averaged=True if name == "average" else name).averaged
         with trainer.use_weights(name):
@@ -182,12 +200,17 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
 
 def test_averages_have_the_keys_of_one_average_of_all() -> None:
     """So the layer "dense_1" has its number even where it alone is averaged."""
-    averaged, last = {**SGD, "ema": {}}, {"variables": ("/dense_1/",)}
-    several = _trainer({"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers)
-    part = _trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
-    whole = _trainer({"all": {**averaged, **REST}}, TwoLayers)
-    keys = [list(one._average.variables) for one in (several, part, whole)]
-    assert keys[0] == keys[2] and keys[1] == keys[2][2:]
+    averaged = {**SGD, "ema": {}}
+    last = {"variables": ("/dense_1/",)}
+    several = _create_trainer(
+        {"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers
+    )
+    part = _create_trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
+    whole = _create_trainer({"all": {**averaged, **REST}}, TwoLayers)
+    keys = [list(member.checkpoint.average) for member in (several, part, whole)]
+
+    assert keys[0] == keys[2]
+    assert keys[1] == keys[2][2:]
     assert keys[2][2].endswith("dense_1/kernel")
 
 
@@ -197,19 +220,27 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
         "head": {**SGD, **HEAD, "ema": {**ema, "more_decays": {"fast": 0.0}}},
         "rest": {**SGD, **REST, "ema": ema},
     }
-    trainer = _trainer(sections)
+    trainer = _create_trainer(sections)
     trainer.train(tf.constant(5))
     before = trained_weights(trainer)
+
     with trainer.use_weights("fast"):
         inside = trained_weights(trainer)
-    same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
-    assert same == [False, True] and trainer.average_names == ["average", "fast"]
+
+    same = [bool((value == other).all()) for value, other in zip(before, inside, strict=True)]
+
+    assert same == [False, True]
+    assert trainer.average_names == ["average", "fast"]
 
 
 def test_the_learning_rate_of_each_is_reported() -> None:
     slow = {"type": "constant", "constant": {"learning_rate": 0.01}}
-    trainer = _trainer({"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}})
+    trainer = _create_trainer(
+        {"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}}
+    )
+
     logs = trainer.train(tf.constant(1))
+
     assert {name: round(float(rate), 6) for name, rate in logs["learning_rate"].items()} == {
         "head": 0.01,
         "rest": 0.05,
@@ -218,17 +249,25 @@ def test_the_learning_rate_of_each_is_reported() -> None:
 
 def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        trainer = _trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
+        trainer = _create_trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
+
     (warning,) = [
-        one.getMessage() for one in caplog.records if "no optimizer updates" in one.getMessage()
+        record.getMessage()
+        for record in caplog.records
+        if "no optimizer updates" in record.getMessage()
     ]
-    assert "dense/kernel" in warning and "dense_1" not in warning
+
+    assert "dense/kernel" in warning
+    assert "dense_1" not in warning
+
     before = trained_weights(trainer)
+
     trainer.train(tf.constant(2))
     changed = [
-        bool((one != other).any())
-        for one, other in zip(before, trained_weights(trainer), strict=True)
+        bool((value != other).any())
+        for value, other in zip(before, trained_weights(trainer), strict=True)
     ]
+
     assert changed == [False, False, True, True]
 
 
@@ -286,7 +325,7 @@ def test_a_mistake_is_told_before_the_first_step(
     optimizers: Mapping[str, Any], task_type: type[TinyTask], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(optimizers, task_type)
+        _create_trainer(optimizers, task_type)
 
 
 def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None:
@@ -301,13 +340,20 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
     config = linear_experiment(
         optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10
     )
-    whole, resumed = (_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10))
-    assert any("gradient_sum" in name for name in whole) and whole.keys() == resumed.keys()
+
+    whole = _read_optimizer_state(config, tmp_path, from_step=None)
+    resumed = _read_optimizer_state(config, tmp_path, from_step=10)
+
+    assert any("gradient_sum" in name for name in whole)
+    assert whole.keys() == resumed.keys()
+
     for name, value in whole.items():
         np.testing.assert_array_equal(value, resumed[name])
 
 
-def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[str, np.ndarray]:
+def _read_optimizer_state(
+    config: Any, folder: Path, from_step: int | None
+) -> dict[str, np.ndarray]:
     """Trains, and returns what the last checkpoint holds of optimizers and averages."""
     launch(config, "train", str(folder), from_step=from_step)
     reader = tf.train.load_checkpoint(str(folder / "ckpt-20"))
@@ -320,16 +366,18 @@ def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[s
 
 
 def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
-    own, plain = _trainer({}, OwnOptimizers), _trainer({})
+    own = _create_trainer({}, OwnOptimizers)
+    plain = _create_trainer({})
+
     for trainer in (own, plain):
         trainer.train(tf.constant(2))
+
     assert_all_close(trained_weights(own), trained_weights(plain), atol=1e-6)
 
 
-@pytest.mark.parametrize("field", ["optimizer", "learning_rate"])
-def test_a_section_that_nothing_uses_is_refused(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "config"), [("optimizer", SGD), ("learning_rate", {"learning_rate": RATE})]
+)
+def test_a_section_that_nothing_uses_is_refused(field: str, config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"do not use optimizer_config.{field}"):
-        tiny_experiment(
-            optimizer_config={"learning_rate": RATE, **({} if field == "learning_rate" else SGD)},
-            optimizers={"all": {**SGD, **REST}},
-        )
+        tiny_experiment(optimizer_config=config, optimizers={"all": {**SGD, **REST}})

@@ -1,4 +1,4 @@
-"""Training loops on one thread (runtime.executor=single_threaded): what is refused, and what users are told."""
+"""Training loops on one thread (runtime.executor=single_threaded): refusals and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.training.trainer_creation import create_trainer
 
 
-def _trainer(task: type[LinearTask], executor: str) -> Any:
+def _create_trainer(task: type[LinearTask], executor: str) -> Any:
     config = linear_experiment().replace(runtime={"executor": executor})
     trainer = create_trainer(config, task(config.task), True, False, None)
     trainer.initialize()
@@ -36,13 +36,17 @@ class _WithSuchAMetric(LinearTask):
 
 
 def test_one_thread_refuses_a_condition_inside_of_a_condition() -> None:
-    trainer = _trainer(_WithSuchAMetric, "single_threaded")
+    trainer = _create_trainer(_WithSuchAMetric, "single_threaded")
+
     with pytest.raises(
         UsageError, match=r"tf\.cond, tf\.case or tf\.switch_case inside of another one"
     ):
         trainer.train(tf.constant(3))
-    on_all_threads = _trainer(_WithSuchAMetric, "default")
+
+    on_all_threads = _create_trainer(_WithSuchAMetric, "default")
+
     on_all_threads.train(tf.constant(3))
+
     assert int(on_all_threads.global_step.numpy()) == 3
 
 
@@ -56,9 +60,11 @@ class _FailsInItsStep(LinearTask):
 def test_an_error_on_one_thread_says_how_to_see_its_operation(
     executor: str, has_note: bool
 ) -> None:
-    trainer = _trainer(_FailsInItsStep, executor)
+    trainer = _create_trainer(_FailsInItsStep, executor)
+
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         trainer.train(tf.constant(3))
+
     notes = " ".join(error.value.__notes__)
     assert (
         "start the run again in a new model_dir with runtime.executor=default to see it" in notes

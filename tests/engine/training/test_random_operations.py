@@ -1,4 +1,4 @@
-"""Random operations of TensorFlow inside training and evaluation steps: a resumed run draws what was next."""
+"""Random operations inside training and evaluation steps: a resumed run draws what was next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer_kit import configclass, launch, register_task
 
 
 class Noise(keras.layers.Layer):  # type: ignore[misc]
-    """Drops features, and adds noise on the first replica only, which so draws more often than the other."""
+    """Drops features, and adds noise on the first replica only, which so draws more often."""
 
     def call(self, inputs: Any) -> Any:
         dropped = tf.nn.dropout(inputs, 0.3)
@@ -52,6 +52,7 @@ def test_a_resumed_run_draws_the_numbers_that_come_next(
     config = config.replace(task=NoisyConfig(), runtime=mirrored if replicas == 2 else {})
     tf.random.set_global_generator(None)  # that of another test may have one state for all replicas
     results = []
+
     for from_step in (None, 10):
         model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
         results.append(
@@ -59,6 +60,8 @@ def test_a_resumed_run_draws_the_numbers_that_come_next(
         )
 
     (weights, loss), (resumed_weights, resumed_loss) = results
+
     for value, resumed in zip(weights, resumed_weights, strict=True):
         np.testing.assert_array_equal(value, resumed)
+
     assert loss == resumed_loss

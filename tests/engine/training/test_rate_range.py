@@ -15,7 +15,7 @@ from trainer_kit.training.rate_range import DIVERGED, RateRange, range_test_conf
 from trainer_kit.training.trainer import Trainer
 
 
-def _trainer(
+def _create_trainer(
     task_type: type[TinyTask] = TinyTask, lowest: float = 1e-4, highest: float = 1e4, **trainer: Any
 ) -> Any:
     config = range_test_config(tiny_experiment(**trainer), lowest, highest, 60)
@@ -34,23 +34,28 @@ def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
         "optimizer": {"type": "adam"},
         "learning_rate": {"type": "exponential", "exponential": own},
     }
-    found = run_range_test(_trainer(optimizer_config=adam), 1e-4, 60)
-    assert found.ended_by == DIVERGED
-    assert 20 <= len(found.rates) < 60
+
+    rate_range = run_range_test(_create_trainer(optimizer_config=adam), 1e-4, 60)
+
+    assert rate_range.ended_by == DIVERGED
+    assert 20 <= len(rate_range.rates) < 60
     np.testing.assert_allclose(
-        found.rates, 1e-4 * 1e8 ** (np.arange(len(found.rates)) / 59), rtol=1e-3
+        rate_range.rates, 1e-4 * 1e8 ** (np.arange(len(rate_range.rates)) / 59), rtol=1e-3
     )
-    assert found.losses[-1] > 4 * found.losses.min()
-    assert found.suggestion is not None and 1e-4 < found.suggestion < found.lowest_loss_rate < 10
+    assert rate_range.losses[-1] > 4 * rate_range.losses.min()
+    assert rate_range.suggestion is not None
+    assert 1e-4 < rate_range.suggestion < rate_range.lowest_loss_rate < 10
 
 
 def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested() -> None:
     rates = np.logspace(-5, 1, 201)
     losses = np.log10(rates / 0.3) ** 2
     losses[20] = -1  # by chance
-    found = RateRange(rates, losses)
-    assert found.lowest_loss_rate == pytest.approx(0.3, rel=0.1)
-    assert found.suggestion == pytest.approx(0.03, rel=0.1)
+
+    rate_range = RateRange(rates, losses)
+
+    assert rate_range.lowest_loss_rate == pytest.approx(0.3, rel=0.1)
+    assert rate_range.suggestion == pytest.approx(0.03, rel=0.1)
 
 
 def test_a_loss_that_does_not_fall_gets_no_suggestion() -> None:
@@ -62,6 +67,7 @@ def test_a_loss_that_does_not_fall_gets_no_suggestion() -> None:
 def test_few_steps_are_smoothed_too() -> None:
     losses = np.linspace(2, 1, 20)
     losses[8] = 0.9  # by chance
+
     assert RateRange(np.logspace(-5, 1, 20), losses).is_still_falling
 
 
@@ -75,7 +81,7 @@ def test_an_optimizer_with_a_rate_of_its_own_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"_OwnRate\.create_optimizer returns .* the learning rate 0\.5"
     ):
-        run_range_test(_trainer(_OwnRate), 1e-4, 60)
+        run_range_test(_create_trainer(_OwnRate), 1e-4, 60)
 
 
 class _Several(TinyTask):
@@ -88,7 +94,7 @@ def test_several_optimizers_are_refused() -> None:
     with pytest.raises(
         UsageError, match="is for one optimizer, and this experiment has left, right"
     ):
-        run_range_test(_trainer(_Several), 1e-4, 60)
+        run_range_test(_create_trainer(_Several), 1e-4, 60)
 
 
 class _Short(TinyTask):
@@ -101,15 +107,16 @@ def test_several_optimizers_of_the_config_are_refused_first() -> None:
     several = {
         name: {"optimizer": {"type": "sgd"}, "learning_rate": rate} for name in ("left", "right")
     }
+
     with pytest.raises(
         UsageError, match="is for one optimizer, and this experiment has left, right"
     ):
-        _trainer(optimizers=several, optimizer_config={})
+        _create_trainer(optimizers=several, optimizer_config={})
 
 
 def test_data_that_ends_at_once_is_an_error() -> None:
     with pytest.raises(DataError, match="ended after 12 steps, and a range test needs 20"):
-        run_range_test(_trainer(_Short), 1e-4, 60)
+        run_range_test(_create_trainer(_Short), 1e-4, 60)
 
 
 class _NotFinite(TinyTask):
@@ -122,4 +129,4 @@ def test_training_that_diverges_at_the_lowest_rates_is_an_error() -> None:
         DivergedError,
         match=r"diverged after 0 steps, at the learning rate 0\.0001; begin at a lower",
     ):
-        run_range_test(_trainer(_NotFinite), 1e-4, 60)
+        run_range_test(_create_trainer(_NotFinite), 1e-4, 60)

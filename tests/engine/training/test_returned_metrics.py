@@ -1,4 +1,4 @@
-"""Metric objects that steps return and build_metrics does not hold, in the reports of training and evaluation."""
+"""Metric objects that steps return and build_metrics does not contain, in all reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 4  # of 8 examples each
 
 
 class _Sums(LinearTask):
-    """Returns the same metric in training and evaluation: the sum of labels, which no mean of batches is."""
+    """Returns the sum of labels in training and evaluation, which no mean of batches is."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -49,7 +49,7 @@ class _Aggregating(_Sums):
         return {"batches": float(aggregated_logs)}
 
 
-def _trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: Any) -> Trainer:
+def _create_trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: Any) -> Trainer:
     runtime = {"enable_xla": settings.pop("enable_xla", False)}
     config = linear_experiment(**settings).replace(
         task={"train_data": {"is_training": False}}, runtime=runtime
@@ -68,13 +68,16 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", FORMS)
 def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, Any]) -> None:
-    trainer, labels = _trainer(**settings), tiny_arrays(False)[1]
+    trainer = _create_trainer(**settings)
+    labels = tiny_arrays(False)[1]
+
     for start in (0, 8 * STEPS):
         assert trainer.train(tf.constant(STEPS))["sum"] == labels[start : start + 8 * STEPS].sum()
 
 
 def test_replicas_report_the_result_over_all_examples() -> None:
-    trainer = _trainer(count=2)
+    trainer = _create_trainer(count=2)
+
     assert trainer.train(tf.constant(STEPS))["sum"] == tiny_arrays(False)[1][: 8 * STEPS].sum()
     assert trainer.evaluate(tf.constant(-1))["sum"] == tiny_arrays(False)[1].sum()
 
@@ -86,15 +89,18 @@ def test_replicas_report_the_result_over_all_examples() -> None:
 def test_each_evaluation_reports_the_result_of_its_examples(
     task_type: type[Task], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = _trainer(task_type, **settings)
+    trainer = _create_trainer(task_type, **settings)
+
     trainer.train(tf.constant(STEPS))
     sums = [trainer.evaluate(tf.constant(-1))["sum"] for _ in range(2)]
+
     assert sums == [tiny_arrays(False)[1].sum()] * 2
+
     warnings = [record for record in caplog.records if record.name.startswith("trainer_kit")]
     assert not warnings  # such as of a variable that an evaluation changes and training uses
 
 
-def _left(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
+def _extract_metrics(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
     """Returns what is left of the logs of a step without its metrics."""
     return metrics.extract_metrics(task or LinearTask(None), logs)
 
@@ -105,32 +111,45 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
     metrics = MetricSet("loss", [held])
     for metric in (held, other):
         metric.update_state(3.0)
-    left = _left(metrics, {"held": held, "key": other, "number": 1})
+    left = _extract_metrics(metrics, {"held": held, "key": other, "number": 1})
+
     results = metrics.results()
-    assert left == {"number": 1} and {name: float(results[name]) for name in results} == {
+
+    assert left == {"number": 1}
+    assert {name: float(results[name]) for name in results} == {
         "held": 3.0,
         "key": 3.0,
     }
+
     metrics.reset_returned_metrics()
-    assert float(metrics.results()["key"]) == 0.0 and np.isfinite(float(held.result()))
+
+    assert float(metrics.results()["key"]) == 0.0
+    assert np.isfinite(float(held.result()))
 
 
 def test_a_new_metric_in_each_step_is_refused() -> None:
     metrics = MetricSet("loss", [])
-    _left(metrics, {"mean": keras.metrics.Mean()})
+    _extract_metrics(metrics, {"mean": keras.metrics.Mean()})
+
     with pytest.raises(
         UsageError, match="a new metric object named 'mean'; create it once, in the task's __init__"
     ):
-        _left(metrics, {"mean": keras.metrics.Mean()})
+        _extract_metrics(metrics, {"mean": keras.metrics.Mean()})
 
 
 def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    metrics, task = MetricSet("loss", []), _Sums(None)
+    metrics = MetricSet("loss", [])
+    task = _Sums(None)
+
     for _ in range(2):
-        left = _left(metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task)
+        left = _extract_metrics(
+            metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task
+        )
+
     assert left.keys() == {"total", "length"}
+
     (told,) = caplog.messages
     assert told.startswith(
         "the step returns the scalar 'total', and the task or the model holds a metric of this name"

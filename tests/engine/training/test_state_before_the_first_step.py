@@ -1,4 +1,4 @@
-"""A resumed run that evaluates or saves before its first step has the state that only the training step leads to."""
+"""A run that resumes and evaluates or saves before its first step has the state of that step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ class _Counting(LinearTask):
 
     def build_model(self) -> Any:
         count = tf.Variable(0.0, trainable=False)
-        self.counter = lambda: count
+
+        def get_count() -> tf.Variable:
+            return count
+
+        self.counter = get_count
         return super().build_model()
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
@@ -61,7 +65,7 @@ class _Seen(Callback):
         run.task.seen.assign_add(1)
 
 
-def _config(**trainer: Any) -> ExperimentConfig:
+def _build_config(**trainer: Any) -> ExperimentConfig:
     return linear_experiment(
         train_steps=20,
         steps_per_loop=5,
@@ -75,7 +79,7 @@ def _config(**trainer: Any) -> ExperimentConfig:
 def _run(
     task_type: type[LinearTask], callback: Callback, folder: Path, **trainer: Any
 ) -> LinearTask:
-    config = _config(**trainer)
+    config = _build_config(**trainer)
     task = task_type(config.task)
     run_experiment(None, task, "train_and_eval", config, str(folder), callbacks=[callback])
     return task
@@ -84,10 +88,12 @@ def _run(
 def test_an_evaluation_before_the_first_step_has_restored_state(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(_Counting, _Failing(True), tmp_path)
+
     task: Any = _run(_Counting, _Failing(False), tmp_path)
     counts = [
         line["metrics"]["count"] for line in read_json_lines(tmp_path / "evals/validation.jsonl")
     ]
+
     assert counts == [10.0, 20.0]
     assert task.counter().numpy() == 20.0
 
@@ -97,8 +103,9 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
 ) -> None:
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(LinearTask, _Seen(), tmp_path)
-    task: Any = LinearTask(_config().task)
-    seen = []
+
+    task: Any = LinearTask(_build_config().task)
+    values = []
 
     class Resumed(Callback):
         name = "resumed"
@@ -108,8 +115,11 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
                 run.task.seen = tf.Variable(0)
 
         def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
-            seen.append(int(run.task.seen))
+            values.append(int(run.task.seen))
 
-    run_experiment(None, task, "train_and_eval", _config(), str(tmp_path), callbacks=[Resumed()])
-    assert set(seen) == {2}  # the value of step 10
+    run_experiment(
+        None, task, "train_and_eval", _build_config(), str(tmp_path), callbacks=[Resumed()]
+    )
+
+    assert set(values) == {2}  # the value of step 10
     assert "task/seen, which this run does not have yet" in caplog.text

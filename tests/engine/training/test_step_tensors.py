@@ -1,4 +1,4 @@
-"""Named tensors of training and evaluation steps: their values on replicas, fused and in parts, and as metrics."""
+"""Named tensors of training and evaluation steps: on replicas, fused, in parts, as metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEAN = {"type": "keras", "keras": {"metric": "Mean", "args": {"name": "mean_top"
 
 
 class ExposingTask(LinearTask):
-    """Exposes a tensor of the model, a scalar and a text of the loss, and the labels of a training step."""
+    """Exposes a tensor of the model, a scalar and a text of the loss, and labels of training."""
 
     def build_model(self) -> keras.Model:
         model = super().build_model()
@@ -43,7 +43,7 @@ class ExposingTask(LinearTask):
         return super().train_step(inputs, model, optimizer, metrics)
 
 
-def _trainer(
+def _create_trainer(
     *names: str, count: int = 1, evaluate: bool = False, runtime: Any = None, **options: Any
 ) -> Trainer:
     config = linear_experiment(**options).replace(runtime=runtime or {})
@@ -52,10 +52,11 @@ def _trainer(
         trainer.train_tensors.request_value(name, "a test")
         if evaluate:
             trainer.eval_tensors.request_value(name, "a test")
+
     return trainer
 
 
-def _values(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
+def _read_values(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
     trainer.train(tf.constant(steps))
     return dict(trainer.train_tensors.values)
 
@@ -64,9 +65,9 @@ NAMES = ("labels", "hidden", "cost", "top", "first_label")
 
 
 @pytest.fixture(scope="module")
-def asked() -> Trainer:
+def asked_trainer() -> Trainer:
     """A trainer after five steps, which was asked for all tensors."""
-    trainer = _trainer(*NAMES)
+    trainer = _create_trainer(*NAMES)
     trainer.train(tf.constant(5))
     return trainer
 
@@ -74,64 +75,75 @@ def asked() -> Trainer:
 @pytest.fixture(scope="module")
 def plain() -> Trainer:
     """A trainer after five steps, which nobody asked for a tensor."""
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.train(tf.constant(5))
     return trainer
 
 
-def _labels(steps: int) -> Any:
+def _read_labels(steps: int) -> Any:
     """Returns the labels of the batch of a step, counted from 1."""
-    batches = iter(_trainer().data.iterator())
+    batches = iter(_create_trainer().data.iterator())
     return [next(batches)[1] for _ in range(steps)][-1].numpy()
 
 
-def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) -> None:
-    values, labels = asked.train_tensors.values, _labels(5)
+def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: Trainer) -> None:
+    values = asked_trainer.train_tensors.values
+    labels = _read_labels(5)
+
     np.testing.assert_array_equal(values["labels"], labels)
     assert values["hidden"].shape == (8, 3)
     assert values["cost"].dtype == np.float32
     assert values["first_label"] == labels[0]
+
     for options in (
         {"fuse_steps": 4},
         {"train_tf_while_loop": False, "train_tf_function": False},
         {"runtime": {"enable_xla": True}},
     ):
-        trainer = _trainer(*NAMES, **options)
-        other = _values(trainer)
+        trainer = _create_trainer(*NAMES, **options)
+        other = _read_values(trainer)
         assert other.keys() == values.keys()
         for name in NAMES:
             assert other[name].dtype == values[name].dtype
             np.testing.assert_allclose(
                 other[name], values[name], rtol=1e-4, atol=1e-5, err_msg=f"{options}: {name}"
             )
-        if (
-            "fuse_steps" in options
-        ):  # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it
-            kept = [one.dtype for one in trainer.train_tensors.value_variables]
-            assert len(kept) == len(NAMES) and tf.int32 not in kept
+        # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it.
+        if "fuse_steps" in options:
+            kept = [variable.dtype for variable in trainer.train_tensors.value_variables]
+            assert len(kept) == len(NAMES)
+            assert tf.int32 not in kept
 
 
-def test_replicas_concatenate_tensors_and_average_scalars(asked: Trainer) -> None:
-    mirrored = _trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
-    first, second = asked.train_tensors.values, _values(mirrored)
+def test_replicas_concatenate_tensors_and_average_scalars(asked_trainer: Trainer) -> None:
+    mirrored = _create_trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
+    first = asked_trainer.train_tensors.values
+
+    second = _read_values(mirrored)
+
     for name in ("hidden", "cost", "top"):
         np.testing.assert_allclose(second[name], first[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
     assert second["first_label"] == (first["labels"][0] + first["labels"][4]) / 2
 
 
 def test_a_metric_is_updated_with_a_tensor_in_both_steps() -> None:
-    trainer = _trainer("top", evaluate=True, metrics=[MEAN], steps_per_loop=1)
+    trainer = _create_trainer("top", evaluate=True, metrics=[MEAN], steps_per_loop=1)
+
     assert "mean_top" in (trainer.validation_metric_names() or ())
+
     logs = trainer.train(tf.constant(1))
     assert logs["mean_top"] == pytest.approx(trainer.train_tensors.values["top"].mean(), rel=1e-5)
+
     logs = trainer.evaluate(tf.constant(1))
     assert logs["mean_top"] == pytest.approx(trainer.eval_tensors.values["top"].mean(), rel=1e-5)
     assert not any("tensors" in name for name in logs)
 
 
 def test_micro_batches_give_the_values_of_the_last_one() -> None:
-    whole = _labels(1)
-    part = _values(_trainer("labels", "hidden", accumulate_steps=3), 1)
+    whole = _read_labels(1)
+    part = _read_values(_create_trainer("labels", "hidden", accumulate_steps=3), 1)
+
     np.testing.assert_array_equal(part["labels"], whole[-len(part["labels"]) :])
     assert part["hidden"].shape == (2, 3)
 
@@ -145,13 +157,15 @@ def test_several_validation_sets_keep_values_of_their_own() -> None:
     trainer: Trainer = Trainer.create(config, ExposingTask(config.task), train=False, evaluate=True)
     trainer.eval_tensors.request_value("top", "a test")
     own = [
-        dataclasses.replace(one, metrics=MetricSet("validation_loss", [], exact=True))
-        for one in trainer.validation
+        dataclasses.replace(validation_set, metrics=MetricSet("validation_loss", [], exact=True))
+        for validation_set in trainer.validation
     ]
     for sets in (trainer.validation, ValidationSets(own)):
         trainer.set_validation_sets(sets)
         trainer.evaluate(tf.constant(2))
-        assert {name: one["top"].shape for name, one in trainer.eval_tensors.values.items()} == {
+        assert {
+            name: values["top"].shape for name, values in trainer.eval_tensors.values.items()
+        } == {
             "dev": (8,),
             "test": (5,),
         }
@@ -200,6 +214,7 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
     config = linear_experiment(fuse_steps=5)
     trainer: Trainer = Trainer.create(config, DatasetTask(config.task), train=True, evaluate=False)
     trainer.train_tensors.request_value("hidden", "a test")
+
     with pytest.raises(
         UsageError, match=r"a test: the tensor 'hidden' has the shape \(None, 3\), and fused steps"
     ):
@@ -212,7 +227,10 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
         (
             ("hiden",),
             {},
-            r"a test: the training step exposes no tensor 'hiden', and no layer .* did you mean hidden\?",
+            (
+                r"a test: the training step exposes no tensor 'hiden', and no layer .* did you "
+                r"mean hidden\?"
+            ),
         ),
         (
             ("zz",),
@@ -233,11 +251,12 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
 )
 def test_a_miss_names_who_asks_and_what_there_is(names: Any, options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _values(_trainer(*names, **options))
+        _read_values(_create_trainer(*names, **options))
 
 
 def test_a_tensor_cannot_be_asked_for_after_the_first_step(plain: Trainer) -> None:
     assert dict(plain.train_tensors.values) == {}
+
     with pytest.raises(
         UsageError, match="the tensor 'top' is asked for after the first training step; ask before"
     ):
@@ -260,11 +279,17 @@ def test_a_tensor_that_nobody_asks_for_is_not_computed(executor: str, asks: bool
     trainer: Trainer = Trainer.create(config, FailingTask(config.task), train=True, evaluate=True)
     if asks:
         trainer.train_tensors.request_value("fails", "a test")
+
     with pytest.raises(tf.errors.InvalidArgumentError) if asks else contextlib.nullcontext():
         trainer.train(tf.constant(2))
+
     trainer.evaluate(tf.constant(2))
 
 
-def test_values_are_not_in_checkpoints_and_change_no_weight(plain: Trainer, asked: Trainer) -> None:
-    assert_all_close(plain.model.get_weights(), asked.model.get_weights())
-    assert plain.state.step_state.variables.keys() == asked.state.step_state.variables.keys()
+def test_values_are_not_in_checkpoints_and_change_no_weight(
+    plain: Trainer, asked_trainer: Trainer
+) -> None:
+    assert_all_close(plain.model.get_weights(), asked_trainer.model.get_weights())
+    assert (
+        plain.state.step_state.variables.keys() == asked_trainer.state.step_state.variables.keys()
+    )

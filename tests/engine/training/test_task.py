@@ -29,7 +29,7 @@ class _Module(tf.Module):
         return inputs @ self.kernel
 
 
-def _keras(library: Any, added: float = 0.0) -> Any:
+def _build_keras(library: Any, added: float = 0.0) -> Any:
     class Added(library.layers.Layer):
         def call(self, inputs: Any) -> Any:
             self.add_loss(added + 0.0 * tf.reduce_sum(inputs))
@@ -48,7 +48,7 @@ class _Regression(Task):
     """Mean squared error; the smallest task."""
 
     def build_model(self) -> Any:
-        return _keras(keras)
+        return _build_keras(keras)
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         return tf.data.Dataset.from_tensors((_X, _Y))
@@ -68,11 +68,15 @@ _LOSS = float(np.mean((_X @ _KERNEL - _Y) ** 2))
 _GRADIENT = 2 / 3 * _X.T @ (_X @ _KERNEL - _Y)
 
 
-@pytest.mark.parametrize("make", [_Module, lambda: _keras(keras), lambda: _keras(tf_keras)])
+@pytest.mark.parametrize(
+    "make", [_Module, lambda: _build_keras(keras), lambda: _build_keras(tf_keras)]
+)
 def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
     model = make()
     metrics = [keras.metrics.MeanSquaredError(name="error")]
+
     logs = _Regression(None).train_step((_X, _Y), model, keras.optimizers.SGD(0.1), metrics)
+
     assert float(logs["loss"]) == pytest.approx(_LOSS, rel=1e-6)
     np.testing.assert_allclose(
         model.trainable_variables[0].numpy(), _KERNEL - 0.1 * _GRADIENT, rtol=1e-5
@@ -83,21 +87,26 @@ def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
 @pytest.mark.parametrize("library", [keras, tf_keras])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None:
-    model = _keras(library, added=0.5)
+    model = _build_keras(library, added=0.5)
     if compiled:
         model.compile(loss="mse")
     task = (_OwnLossOnly if compiled else _Regression)(None)
     batch = (tf.constant(_X), tf.constant(_Y))
     validated = task.validation_step(batch, model)
+
     trained = task.train_step(batch, model, keras.optimizers.SGD(0.1))
+
     assert (
         float(validated["loss"]) == float(trained["loss"]) == pytest.approx(_LOSS + 0.5, rel=1e-6)
     )
 
 
 def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
-    model, metric = _keras(keras), keras.metrics.MeanSquaredError()
+    model = _build_keras(keras)
+    metric = keras.metrics.MeanSquaredError()
+
     logs = _Regression(None).validation_step((_X, _Y), model, [metric])
+
     assert float(logs["loss"]) == float(metric.result()) == pytest.approx(_LOSS, rel=1e-6)
     np.testing.assert_array_equal(model.get_weights()[0], _KERNEL)
 
@@ -108,11 +117,10 @@ def test_low_precision_outputs_become_float32_and_others_stay() -> None:
         "b": (tf.ones(1, tf.float16), tf.ones(1, tf.int32), "text"),
     }
     high = full_precision(low)
-    assert (high["a"].dtype, high["b"][0].dtype, high["b"][1].dtype) == (
-        tf.float32,
-        tf.float32,
-        tf.int32,
-    )
+
+    assert high["a"].dtype == tf.float32
+    assert high["b"][0].dtype == tf.float32
+    assert high["b"][1].dtype == tf.int32
     assert high["b"][2] == "text"
 
 
@@ -126,10 +134,8 @@ def test_a_task_is_named_by_argument_config_or_class() -> None:
     assert _Regression(None).name == "_Regression"
     assert TinyTask(TinyConfig(name="configured")).name == "configured"
     assert TinyTask(TinyConfig(name="configured"), name="given").name == "given"
-    assert (_Regression(None).logging_dir, _Regression(None, "runs/a").logging_dir) == (
-        "",
-        "runs/a",
-    )
+    assert _Regression(None).logging_dir == ""
+    assert _Regression(None, "runs/a").logging_dir == "runs/a"
 
 
 class _VectorLoss(TinyTask):
@@ -137,16 +143,17 @@ class _VectorLoss(TinyTask):
         return keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
 
 
-@pytest.mark.parametrize("given", [None, "mse", {"loss": 0.5}, [0.5, "mse"]])
-def test_a_loss_that_is_no_number_is_refused(given: Any) -> None:
-    told = f"T.build_losses has to return a scalar; it returned {given!r}, which is not a number"
+@pytest.mark.parametrize("loss", [None, "mse", {"loss": 0.5}, [0.5, "mse"]])
+def test_a_loss_that_is_no_number_is_refused(loss: Any) -> None:
+    told = f"T.build_losses has to return a scalar; it returned {loss!r}, which is not a number"
     with pytest.raises(UsageError, match=f"^{re.escape(told)}$"):
-        scalar_loss(given, "T.build_losses")
+        scalar_loss(loss, "T.build_losses")
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
     task = _VectorLoss(TinyConfig())
     batch = (tf.zeros([4, 8]), tf.zeros([4], tf.int32))
+
     with pytest.raises(
         UsageError, match=r"_VectorLoss.build_losses has to return a scalar; .*of shape \(4,\)"
     ):

@@ -38,8 +38,8 @@ class _PipelineTask(LinearTask):
         )
 
 
-def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
-    """Returns inputs of a task, and the task; validation sets of the given names have batches of the given sizes."""
+def _create_inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
+    """Returns inputs of a task, and the task, with validation sets of these batch sizes."""
     config: ExperimentConfig = linear_experiment().replace(
         task={"train_data": {"global_batch_size": 6}}
     )
@@ -47,49 +47,56 @@ def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInp
         data = config.task.validation_data
         sets = {name: data.replace(global_batch_size=size) for name, size in batch_sizes.items()}
         config = config.replace(task={"validation_data": sets})
-    one = task(config.task)
-    return TaskInputs(config, one), one
-
-
-def _size(batch: Any) -> int:
-    return int(batch[0].shape[0])
+    task_object = task(config.task)
+    return TaskInputs(config, task_object), task_object
 
 
 def test_data_is_opened_when_it_is_first_needed() -> None:
-    inputs, task = _inputs()
+    inputs, task = _create_inputs()
     (feed,) = inputs.create_all_validation_data(None).values()
+
     data = inputs.create_train_data(tf.Variable(0, dtype=tf.int64), None)
+
     assert task.opened == []
+
     for needed in (feed, data, feed):
         assert needed.dataset is not None
+
     assert task.opened == [8, 6]
 
 
 def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
-    inputs, task = _inputs()
-    given = tf.data.Dataset.range(3)
-    assert inputs.create_all_validation_data(given)[""].dataset is given
-    assert inputs.create_train_data(tf.Variable(0, dtype=tf.int64), given).dataset is given
+    inputs, task = _create_inputs()
+    ready_made = tf.data.Dataset.range(3)
+
+    assert inputs.create_all_validation_data(ready_made)[""].dataset is ready_made
+    assert (
+        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), ready_made).dataset is ready_made
+    )
     assert task.opened == []
 
 
 def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
-    inputs, task = _inputs(dev=4, test=5)
-    given = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
-    feeds = inputs.create_all_validation_data(given)
+    inputs, task = _create_inputs(dev=4, test=5)
+    ready_made = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
+
+    feeds = inputs.create_all_validation_data(ready_made)
+
     assert list(feeds) == ["new", "test", "dev"]
-    assert [feeds[name].dataset for name in given] == list(given.values())
-    assert _size(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
+    assert [feeds[name].dataset for name in ready_made] == list(ready_made.values())
+    features, _ = next(feeds["dev"].iterator())
+    assert features.shape[0] == 4
+    assert task.opened == [4]
 
 
 def test_ready_made_sets_replace_a_single_one() -> None:
-    inputs, _ = _inputs()
+    inputs, _ = _create_inputs()
     assert list(inputs.create_all_validation_data({"new": tf.data.Dataset.range(3)})) == ["new"]
 
 
 def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
     with replicas(2).scope():
-        inputs, _ = _inputs(_PipelineTask, dev=8, test=7)
+        inputs, _ = _create_inputs(_PipelineTask, dev=8, test=7)
         feeds = inputs.create_all_validation_data(None)
         assert feeds["dev"].dataset is not None
         with pytest.raises(
@@ -103,20 +110,25 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
     inputs = TaskInputs(config, LinearTask(config.task))
     (feed,) = inputs.create_all_validation_data(None).values()
     evaluated = [batch[0].numpy() for batch in feed.dataset.take(9)]
+
     iterator = inputs.create_train_data(tf.Variable(3, dtype=tf.int64), None).iterator()
+
     np.testing.assert_array_equal(evaluated[1], next(iterator)[0].numpy())
     np.testing.assert_array_equal(evaluated, [next(iterator)[0].numpy() for _ in range(2)])
 
 
 def test_ready_made_data_cannot_be_cut() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
-    inputs, given = TaskInputs(config, LinearTask(config.task)), tf.data.Dataset.range(3)
+    inputs = TaskInputs(config, LinearTask(config.task))
+    ready_made = tf.data.Dataset.range(3)
+
     with pytest.raises(
         UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"
     ):
-        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), given)
+        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), ready_made)
+
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
-        inputs.create_all_validation_data(given)
+        inputs.create_all_validation_data(ready_made)
 
 
 class _PlainTask(LinearTask):
@@ -161,7 +173,11 @@ def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -> None:
-    line = "dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)"
+    line = (
+        "dataset = dataset.shard(input_context.num_input_pipelines, "
+        "input_context.input_pipeline_id)"
+    )
+
     with pytest.raises(
         UsageError, match=rf"_PlainTask.build_inputs .* 2 workers .*{re.escape(line)}"
     ):
@@ -170,7 +186,9 @@ def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -
 
 def test_workers_read_their_own_parts() -> None:
     parts = [np.concatenate(_read(_ShardedTask, "validation_data", worker)) for worker in (0, 1)]
+
     assert sorted(np.concatenate(parts)) == list(range(20))
+
     points = [
         np.concatenate([batch[0] for batch in _read(LinearTask, "train_data", worker)])
         for worker in (0, 1)

@@ -30,14 +30,14 @@ from trainer_kit.training.trainer_creation import (
 )
 
 
-def _trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
+def _create_trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
     config = tiny_experiment()
     return create_trainer(config, task_type(config.task), **arguments)
 
 
 def test_an_optimizer_is_made_and_built_only_to_train() -> None:
-    assert _trainer().optimizer.built
-    assert _trainer(train=False).optimizer is None
+    assert _create_trainer().optimizer.built
+    assert _create_trainer(train=False).optimizer is None
 
 
 class _Patient(Trainer):
@@ -67,7 +67,7 @@ def test_a_name_of_no_trainer_is_refused(name: str, message: str) -> None:
         create_trainer(config, TinyTask(config.task))
 
 
-def _exporter(
+def _create_exporter(
     config: ExperimentConfig, folder: Path
 ) -> BestWeightsExporter | BestCheckpoints | None:
     return create_exporter(config, RunDirectory(str(folder), config.trainer))
@@ -75,8 +75,10 @@ def _exporter(
 
 def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> None:
     values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
-    exporter = _exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
-    assert isinstance(exporter, BestCheckpoints) and exporter.primary is None
+    exporter = _create_exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
+
+    assert isinstance(exporter, BestCheckpoints)
+    assert exporter.primary is None
     assert exporter.named_exporters["top"].criterion == Criterion(
         "validation_loss", "lower", 3, 0.5
     )
@@ -89,11 +91,13 @@ class _Aggregating(TinyTask):
 
 
 def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
-    exporter = _exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), tmp_path)
+    exporter = _create_exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), tmp_path)
     best = BestCheckpoints.from_exporter(exporter)
+
     with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
-        check_best_metric(_trainer(), best)
-    check_best_metric(_trainer(_Aggregating), best)
+        check_best_metric(_create_trainer(), best)
+
+    check_best_metric(_create_trainer(_Aggregating), best)
 
 
 @pytest.mark.parametrize(("comparison", "warns"), [("higher", True), ("lower", False)])
@@ -105,17 +109,21 @@ def test_the_highest_loss_as_the_best_is_warned_of(
         "best_checkpoint_metric_comp": comparison,
     }
     config = tiny_experiment(**options)
+
     create_exporter(config, RunDirectory(str(tmp_path), config.trainer))
+
     assert ("set it to lower if lower values are better" in caplog.text) == warns
 
 
 def test_the_cost_of_an_example_is_known_after_a_step() -> None:
-    trainer = _trainer()
+    trainer = _create_trainer()
+
     assert "for one example" not in describe_model_cost(trainer)
+
     trainer.train(tf.constant(1))
-    assert "195" in describe_model_cost(trainer) and "for one example" in describe_model_cost(
-        trainer
-    )
+
+    assert "195" in describe_model_cost(trainer)
+    assert "for one example" in describe_model_cost(trainer)
 
 
 def test_labels_and_weights_are_not_given_to_the_model() -> None:
@@ -130,7 +138,8 @@ def test_labels_and_weights_are_not_given_to_the_model() -> None:
 
 def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
     options = tiny_experiment(overfit_batches=2).trainer
-    check_overfit_batches(_trainer(), options)
+    check_overfit_batches(_create_trainer(), options)
+
     with pytest.raises(UsageError, match=r"trainer\.overfit_batches: Theirs opens its data itself"):
         check_overfit_batches(
             SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(has_steps=True)), options
@@ -142,6 +151,7 @@ def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
     check_freeze(trainer, config.trainer.freeze)
     theirs = SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(has_steps=True))
     check_freeze(theirs, ())
+
     with pytest.raises(
         UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"
     ):

@@ -13,10 +13,12 @@ from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, create_validation_sets
 
 
-def _sets(own: dict[str, ValidationSetConfig] | None = None, **elements: int) -> ValidationSets:
-    """Returns sets of so many elements each, whose data is made; "single" is the set without a name."""
+def _create_sets(
+    own: dict[str, ValidationSetConfig] | None = None, **elements: int
+) -> ValidationSets:
+    """Returns sets of so many elements each; "single" is the set without a name."""
     names = {name.removeprefix("single"): count for name, count in elements.items()}
-    feeds = {name: _feed(name, count) for name, count in names.items()}
+    feeds = {name: _create_feed(name, count) for name, count in names.items()}
     return create_validation_sets(feeds, SimpleNamespace(validation_sets=own or {}))
 
 
@@ -30,7 +32,7 @@ class _Inputs:
         return self._dataset
 
 
-def _feed(name: str, count: int) -> ValidationData:
+def _create_feed(name: str, count: int) -> ValidationData:
     inputs = _Inputs(tf.data.Dataset.range(count))
     feed = ValidationData(f"validation_data.{name}".rstrip("."), inputs, None)
     assert feed.dataset is not None
@@ -38,12 +40,16 @@ def _feed(name: str, count: int) -> ValidationData:
 
 
 def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
-    sets = _sets(
+    sets = _create_sets(
         {"dev": ValidationSetConfig(steps=-1), "test": ValidationSetConfig(interval=9)},
         dev=3,
         test=3,
     )
-    assert [(one.has_own_steps, one.steps(5), one.interval(7)) for one in sets] == [
+
+    assert [
+        (validation_set.has_own_steps, validation_set.steps(5), validation_set.interval(7))
+        for validation_set in sets
+    ] == [
         (True, -1, 7),
         (False, 5, 9),
     ]
@@ -56,20 +62,26 @@ def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
 def test_an_evaluation_ends_with_its_steps_or_its_data(
     steps: int, replicas: int, batches: int
 ) -> None:
-    assert _sets(single=7).batches(steps, replicas) == batches
+    assert _create_sets(single=7).batches(steps, replicas) == batches
 
 
 def test_without_a_known_length_only_a_number_of_steps_tells() -> None:
     sets = ValidationSets([ValidationSet("", ValidationData("validation_data", _Inputs([]), None))])
-    assert (sets.batches(-1, 1), sets.batches(4, 1)) == (None, 4)
+    assert sets.batches(-1, 1) is None
+    assert sets.batches(4, 1) == 4
 
 
 def test_the_batches_of_the_evaluated_sets_are_added() -> None:
-    sets = _sets({"test": ValidationSetConfig(steps=2)}, dev=7, test=5)
+    sets = _create_sets({"test": ValidationSetConfig(steps=2)}, dev=7, test=5)
+
     assert sets.batches(-1, 1) == 9
+
     sets.evaluated_names = ("test",)
     assert sets.batches(-1, 1) == 2
+
     sets.select("dev").data.reset()
+
     assert sets.batches(-1, 1) == 2  # the set without a known length is not evaluated
+
     sets.evaluated_names = sets.names
     assert sets.batches(-1, 1) is None

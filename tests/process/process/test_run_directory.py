@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.builders import read_json
-from tests.config_builders import refused
+from tests.config_builders import collect_mistakes
 from tests.fork_server import Ended, ForkServer
 from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -232,7 +232,9 @@ def test_safe_changes_are_returned_and_dangerous_ones_refused(tmp_path: Path) ->
         task={"train_data": {"global_batch_size": 8}}, runtime={"random_seed": 2}
     )
 
-    mistakes = refused(check_model_dir, directory, changed, "mine", ["runtime.random_seed"])
+    mistakes = collect_mistakes(
+        check_model_dir, directory, changed, "mine", ["runtime.random_seed"]
+    )
     assert mistakes.keys() == {"task.train_data.global_batch_size"}
 
     allowed_paths = ["runtime.random_seed", "task.train_data"]

@@ -22,7 +22,10 @@ class _Trainer:
     """What is looked at of a trainer."""
 
     def __init__(self, weights_finite: bool | None, finite: bool = True) -> None:
-        self.weights_finite, self.state, self.finite, self.looks = weights_finite, self, finite, 0
+        self.weights_finite = weights_finite
+        self.state = self
+        self.finite = finite
+        self.looks = 0
 
     def weights_are_finite(self) -> bool:
         self.looks += 1
@@ -34,8 +37,12 @@ class _Trainer:
 )
 def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, sound: Any) -> None:
     trainer = _Trainer(sound)
+
     _check(trainer, step, {"training_loss": loss})
-    assert (trainer.weights_finite, trainer.looks) == (sound, 0)  # nothing is looked at for it
+
+    # nothing is looked at for it
+    assert trainer.weights_finite == sound
+    assert trainer.looks == 0
 
 
 @pytest.mark.parametrize(
@@ -54,12 +61,19 @@ def test_a_loss_or_a_weight_that_is_not_sound_is_a_divergence(
 
 
 def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
-    unknown, known, bad = _Trainer(None), _Trainer(True), _Trainer(None, finite=False)
-    for trainer in (unknown, known, unknown):
+    unchecked = _Trainer(None)
+    checked = _Trainer(True)
+    bad = _Trainer(None, finite=False)
+
+    for trainer in (unchecked, checked, unchecked):
         FiniteCheck(1.0).checkpoint_begin(Run(trainer))
-    assert (unknown.looks, known.looks) == (1, 0)
+
+    assert unchecked.looks == 1
+    assert checked.looks == 0
+
     run = Run(bad)
     run.step = 5
+
     with pytest.raises(DivergedError, match="a weight is not finite at step 5"):
         FiniteCheck(1.0).evaluation_begin(run)
 

@@ -1,4 +1,4 @@
-"""Webhook: what it sends to a real server, and what a server that fails may do to a run: nothing."""
+"""Webhook: what it sends to a real server, and that a failing server does nothing to a run."""
 
 from __future__ import annotations
 
@@ -60,19 +60,22 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A running server."""
-    found = Server()
+    webhook_server = Server()
     threading.Thread(
-        target=found.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        target=webhook_server.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
     ).start()
-    yield found
-    found.released.set()
-    found.http.shutdown()
-    found.http.server_close()
+
+    yield webhook_server
+
+    webhook_server.released.set()
+    webhook_server.http.shutdown()
+    webhook_server.http.server_close()
 
 
 def _run(folder: Path, error: BaseException | None = None) -> Run:
     run = Run(None, str(folder))
-    run.step, run.error = 15, error
+    run.step = 15
+    run.error = error
     return run
 
 
@@ -90,14 +93,13 @@ RECORD = {
 def test_the_record_of_a_finished_run_is_posted(server: Server, tmp_path: Path) -> None:
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (posted,) = server.posted
+
     assert (
         posted["text"] == f"{_name(tmp_path)} finished at step 20 (accuracy 0.9877, dev/loss nan)"
     )
-    assert (posted["status"], posted["model_dir"], posted["mode"]) == (
-        "finished",
-        str(tmp_path),
-        "train",
-    )
+    assert posted["status"] == "finished"
+    assert posted["model_dir"] == str(tmp_path)
+    assert posted["mode"] == "train"
     assert posted["metrics"] == {"accuracy": 0.98765, "dev": {"loss": "nan"}}  # strict JSON
 
 
@@ -105,6 +107,7 @@ def test_why_a_run_stopped_early_is_in_the_text(server: Server, tmp_path: Path) 
     Webhook(server.url).run_finished(
         _run(tmp_path), {"step": 10, "metrics": {}, "stopped": "no patience is left"}
     )
+
     assert (
         server.posted[0]["text"]
         == f"{_name(tmp_path)} stopped early at step 10: no patience is left"
@@ -129,7 +132,10 @@ def test_an_error_that_ends_a_run_is_posted(
 ) -> None:
     Webhook(server.url).run_end(_run(tmp_path, error))
     (posted,) = server.posted
-    assert (posted["status"], posted["exit_code"], posted["step"]) == ("failed", code, 15)
+
+    assert posted["status"] == "failed"
+    assert posted["exit_code"] == code
+    assert posted["step"] == 15
     assert posted["text"] == f"{_name(tmp_path)} {text}"
 
 
@@ -146,21 +152,25 @@ def test_a_refusal_is_a_warning_without_the_address(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     server.status = status
+
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (warning,) = caplog.messages
-    assert (
-        warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}"
-        and len(server.posted) == 1
-    )
+
+    assert warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}"
+    assert len(server.posted) == 1
 
 
 def test_a_server_that_does_not_answer_costs_the_time_limit(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.status, begin = None, time.monotonic()
+    server.status = None
+    begin = time.monotonic()
+
     Webhook(server.url, timeout_seconds=0.3).run_finished(_run(tmp_path), RECORD)
+
     assert 0.25 < time.monotonic() - begin < 5
-    assert "the request to 127.0.0.1 failed" in caplog.text and SECRET not in caplog.text
+    assert "the request to 127.0.0.1 failed" in caplog.text
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -171,7 +181,8 @@ def test_an_address_that_cannot_be_used_ends_no_run(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Webhook(url.format(SECRET)).run_finished(_run(tmp_path), RECORD)
-    assert "the request to" in caplog.text and SECRET not in caplog.text
+    assert "the request to" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_the_address_may_be_in_the_environment(
@@ -188,10 +199,14 @@ def test_the_address_may_be_in_the_environment(
         assert "MY_WEBHOOK has no http address" in caplog.text
         caplog.clear()
         webhook.run_finished(_run(tmp_path), RECORD)
+
     monkeypatch.setenv("MY_WEBHOOK", server.url)
+
     webhook.run_begin(_run(tmp_path))
     webhook.run_finished(_run(tmp_path), RECORD)
-    assert len(server.posted) == 1 and caplog.text == ""
+
+    assert len(server.posted) == 1
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -206,4 +221,5 @@ def test_the_address_may_be_in_the_environment(
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
         Webhook(**arguments)
+
     assert SECRET not in str(refused.value)

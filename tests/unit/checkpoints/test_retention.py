@@ -30,4 +30,5 @@ def test_by_time_one_checkpoint_stays_for_each_hour(tmp_path: Path, in_record: b
             write_json(path.with_suffix(".commit.json"), {"files": {}, "time": 60 * minutes})
         else:
             os.utime(path, (60 * minutes, 60 * minutes))
+
     assert first_of_each_period(str(tmp_path), 3600, [10, 20, 30, 40, 50, 60]) == {10, 30, 50}

@@ -39,7 +39,7 @@ def name() -> str:
 
 @pytest.fixture
 def register() -> Callable[[str], str]:
-    """Registers the sample experiment under a name that no other test has, and returns it; "{}" becomes a number."""
+    """Registers the sample experiment under a new name, in which "{}" becomes a number."""
 
     def add(pattern: str) -> str:
         name = pattern.format(next(_numbers))

@@ -34,7 +34,8 @@ def find(name):
     asked.append(name)
     for own in ("{0}/theirs", "{0}/others"):
         if name in ("", own) and own not in experiments:
-            experiments.register(own)(lambda: ExperimentConfig(trainer=TrainerConfig(train_steps=7)))
+            trainer = TrainerConfig(train_steps=7)
+            experiments.register(own)(lambda: ExperimentConfig(trainer=trainer))
 """
 
 
@@ -60,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def write(here: Path) -> Write:
-    """Writes a file: a module that registers an experiment, whose train_steps tell where it is from, or other text."""
+    """Writes a module that registers an experiment, whose train_steps tell its place, or text."""
 
     def write(path: str, name: str = "", steps: int = 1, text: str = _MODULE) -> None:
         (here / path).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,7 @@ def write(here: Path) -> Write:
 
 @pytest.fixture
 def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs what a wheel would: a distribution with an entry point, beside its module of site/."""
+    """Installs what a wheel would: a distribution with an entry point, beside its module."""
 
     def install(
         module: str, point: str, target: str, group: str = discovery.EXPERIMENT_ENTRY_POINT_GROUP
@@ -88,7 +89,7 @@ def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Instal
     return install
 
 
-def _steps(name: str) -> int:
+def _read_steps(name: str) -> int:
     return get_experiment(name).trainer.train_steps
 
 
@@ -98,8 +99,10 @@ def test_the_first_part_of_a_name_is_a_module_or_package_here(
     write: Write, name: str, place: str, full: str
 ) -> None:
     write(place.format(name), full.format(name), steps=3)
+
     discovery.import_experiment(full.format(name))
-    assert _steps(full.format(name)) == 3
+
+    assert _read_steps(full.format(name)) == 3
 
 
 @pytest.mark.parametrize(
@@ -114,23 +117,29 @@ def test_a_module_can_be_named_by_its_file_or_its_dotted_name(
     here: Path, write: Write, name: str, path: str, module: str
 ) -> None:
     write(path.format(name), f"{name}/registered", steps=3)
+
     discovery.import_experiment(f"{name}/registered", [module.format(name, here=here)])
-    assert _steps(f"{name}/registered") == 3
+
+    assert _read_steps(f"{name}/registered") == 3
 
 
 def test_a_file_may_be_named_twice_and_is_imported_once(write: Write, name: str) -> None:
     write(f"{name}.py", name)
+
     discovery.import_user_module(f"{name}.py")
     discovery.import_user_module(f"./{name}.py")
     discovery.import_user_module(name)
-    assert _steps(name) == 1
+
+    assert _read_steps(name) == 1
 
 
 def test_a_named_module_comes_before_the_working_directory(write: Write, name: str) -> None:
     write(f"experiments/{name}.py", name, steps=2)  # importing it too would be an error
     write(f"{name}_mine.py", name, steps=1)
+
     discovery.import_experiment(name, [f"{name}_mine"])
-    assert _steps(name) == 1
+
+    assert _read_steps(name) == 1
 
 
 def test_the_working_directory_comes_before_an_entry_point(
@@ -139,8 +148,10 @@ def test_the_working_directory_comes_before_an_entry_point(
     write(f"site/{name}_installed.py", name, steps=2)
     install(f"{name}_installed", name, f"{name}_installed")
     write(f"experiments/{name}.py", name, steps=1)
+
     discovery.import_experiment(name)
-    assert _steps(name) == 1
+
+    assert _read_steps(name) == 1
     assert f"{name}_installed" not in sys.modules
 
 
@@ -151,14 +162,17 @@ def test_an_entry_point_of_the_name_or_its_first_part_is_loaded(
     write(f"site/{name}_installed.py", f"{name}{part}", steps=4)
     install(f"{name}_installed", name, f"{name}_installed")
     install(f"{name}_other", f"{name}_other", f"{name}_which_does_not_exist")  # not touched
+
     discovery.import_experiment(f"{name}{part}")
-    assert _steps(f"{name}{part}") == 4
+
+    assert _read_steps(f"{name}{part}") == 4
 
 
 def test_all_places_are_listed_together(
     here: Path, write: Write, install: Install, name: str
 ) -> None:
     assert discovery.list_local_experiments() == []
+
     write(f"experiments/{name}_module.py", f"{name}_module")
     write(f"experiments/{name}_package/__init__.py", f"{name}_package/a")
     write(f"{name}_file.py", f"{name}_file")
@@ -166,9 +180,11 @@ def test_all_places_are_listed_together(
     install(f"{name}_installed", f"{name}_installed", f"{name}_installed")
     (here / "experiments" / "notes").mkdir()  # a folder that is no package
     names, broken = discovery.import_all_experiments([f"{name}_file.py"])
+
     assert broken == []
+
     expected = [f"{name}_file", f"{name}_installed", f"{name}_module", f"{name}_package/a"]
-    assert [found for found in names if found.startswith(name)] == expected
+    assert [experiment for experiment in names if experiment.startswith(name)] == expected
     assert discovery.list_local_experiments() == [f"{name}_module", f"{name}_package"]
 
 
@@ -182,6 +198,7 @@ def test_a_misspelt_experiment_names_near_ones_of_every_place(
     install(f"{name}_installed", f"{name}entry", f"{name}_installed")
     write(f"site/{name}_door.py", f"{name}door", text=_DOOR)
     install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
+
     with pytest.raises(
         UsageError,
         match=f"no experiment is called .*; did you mean .*{name}{right}.*--import_module$",
@@ -191,10 +208,12 @@ def test_a_misspelt_experiment_names_near_ones_of_every_place(
 
 def test_a_misspelt_file_names_the_files_beside_it(write: Write, name: str) -> None:
     write(f"{name}_task.py", name)
+
     with pytest.raises(
         UsageError, match=rf"there is no file {name}_tusk\.py; did you mean {name}_task\.py\?"
     ):
         discovery.import_user_module(f"{name}_tusk.py")
+
     with pytest.raises(
         UsageError, match=r"there is no file nowhere/a\.py; there is no folder nowhere either"
     ):
@@ -207,6 +226,7 @@ def test_a_misspelt_file_names_the_files_beside_it(write: Write, name: str) -> N
 def test_a_module_that_is_missing_is_a_message(write: Write, name: str, missing: str) -> None:
     write(f"{name}_package/inner.py", name)
     missing = missing.format(name)
+
     with pytest.raises(
         UsageError, match=f"no module is called '{missing}'; give a dotted name or the path"
     ):
@@ -215,10 +235,12 @@ def test_a_module_that_is_missing_is_a_message(write: Write, name: str, missing:
 
 def test_a_file_named_like_a_module_that_is_imported_is_refused(write: Write) -> None:
     write("json.py", "never")
+
     with pytest.raises(
         UsageError, match=r"cannot be imported as 'json': another module has this name; rename"
     ):
         discovery.import_user_module("json.py")
+
     assert "never" not in experiments
 
 
@@ -227,11 +249,15 @@ def test_a_file_that_failed_can_be_imported_when_it_is_mended(
     write: Write, name: str, error: type[BaseException]
 ) -> None:
     write(f"{name}.py", text=f"raise {error.__name__}\n")
+
     with pytest.raises(error):
         discovery.import_user_module(f"{name}.py")
+
     write(f"{name}.py", name, steps=5)
+
     discovery.import_user_module(f"{name}.py")
-    assert _steps(name) == 5
+
+    assert _read_steps(name) == 5
 
 
 @pytest.mark.parametrize(
@@ -263,12 +289,16 @@ def test_a_failed_import_is_reported_with_line_and_reason(
 ) -> None:
     write(f"experiments/{name}.py", text=text)
     write(f"{name}_mine.py", text=text)
+
     with pytest.raises(UsageError, match=rf"--experiment: experiments\.{name} {reason}") as error:
         discovery.import_experiment(name)
+
     assert error.value.__cause__ is not None
+
     for module in (f"{name}_mine", f"{name}_mine.py"):
         with pytest.raises(UsageError, match=rf"--import_module: {module} {reason}"):
             discovery.import_user_module(module)
+
     assert discovery.import_all_experiments()[1]
 
 
@@ -276,6 +306,7 @@ def test_the_line_of_an_import_that_fails_deeper_is_told(write: Write, name: str
     write(f"{name}_inner.py", text="a = 1\n\nimport no_such_library\n")
     write(f"{name}_package/__init__.py", text=f"import {name}_inner\n")
     write(f"{name}_package/task.py", text="")
+
     with pytest.raises(
         UsageError,
         match=rf"{name}_package.task cannot be imported: .*{name}_inner\.py:3: No module",
@@ -291,10 +322,13 @@ def test_a_broken_module_does_not_hide_the_others(
     write(f"site/{name}_installed.py", text="(\n")
     install(f"{name}_installed", f"{name}_point", f"{name}_installed")
     names, broken = discovery.import_all_experiments()
-    assert [found for found in names if found.startswith(name)] == [f"{name}_sound"]
+
+    assert [experiment for experiment in names if experiment.startswith(name)] == [f"{name}_sound"]
+
     first, second = map(str, broken)
     assert f"experiments.{name}_broken cannot be imported" in first
     assert f"{name}_installed (entry point {name}_point) cannot be imported" in second
+
     with pytest.raises(UsageError, match="no_such_library"):
         discovery.import_all_experiments([f"experiments.{name}_broken"])
 
@@ -305,13 +339,19 @@ def test_a_door_is_asked_for_what_is_nowhere_else(
     write(f"site/{name}_door.py", name, text=_DOOR)
     install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
     write(f"experiments/{name}_local.py", f"{name}_local")
+
     discovery.import_experiment(f"{name}_local")
+
     assert f"{name}_door" not in sys.modules
+
     discovery.import_experiment(f"{name}/theirs")
-    assert _steps(f"{name}/theirs") == 7
+
+    assert _read_steps(f"{name}/theirs") == 7
     assert sys.modules[f"{name}_door"].asked == [f"{name}/theirs"]
     assert f"{name}/others" not in discovery.import_all_experiments()[0]
+
     discovery.register_framework_experiments()
+
     assert f"{name}/others" in discovery.import_all_experiments()[0]
 
 
@@ -320,6 +360,7 @@ def test_a_broken_door_is_told_with_its_entry_point(
 ) -> None:
     write(f"site/{name}_door.py", text="import no_such_library\n")
     install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
+
     with pytest.raises(
         UsageError, match=rf"{name}_door:find \(entry point {name}\) cannot be imported"
     ):

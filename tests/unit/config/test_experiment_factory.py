@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic import dataclasses as foreign
 
-from tests.config_builders import NetConfig, SampleTaskConfig, refused
+from tests.config_builders import NetConfig, SampleTaskConfig, collect_mistakes
 from trainer_kit.config.experiment_registry import get_experiment, register_experiment
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -25,9 +25,11 @@ def wrong() -> ExperimentConfig:
 
 def test_a_mistake_has_its_path_a_near_name_and_the_factory(name: str) -> None:
     register_experiment(name)(wrong)
-    mistake = refused(get_experiment, name)["trainer.train_step"]
+    mistake = collect_mistakes(get_experiment, name)["trainer.train_step"]
+
     assert str(mistake) == (
-        f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean trainer.train_steps?"
+        f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean "
+        "trainer.train_steps?"
     )
 
 
@@ -56,15 +58,16 @@ def test_mistakes_in_any_section_are_told_with_their_paths(
     factory: Factory, paths: set[str], name: str
 ) -> None:
     register_experiment(name)(factory)
-    assert refused(get_experiment, name).keys() == paths
+    assert collect_mistakes(get_experiment, name).keys() == paths
 
 
 @pytest.mark.parametrize("gin_params", [(), ("TrainerConfig.train_steps = 5",)])
 def test_resolving_tells_it_beside_other_mistakes(gin_params: tuple[str, ...], name: str) -> None:
     register_experiment(name)(wrong)
-    mistakes = refused(
+    mistakes = collect_mistakes(
         resolve_config, name, ConfigSources(config_files=("none.yaml",), gin_params=gin_params)
     )
+
     assert mistakes["trainer.train_step"].advice == "did you mean trainer.train_steps?"
     assert mistakes[""].origin == "none.yaml"
 

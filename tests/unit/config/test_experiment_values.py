@@ -13,20 +13,21 @@ RATE = {"type": "constant", "constant": {"learning_rate": 0.5}}
 class _Inner(Config):
     """A section with a field that has to be given."""
 
-    given: int
+    depth: int
     size: int = 3
 
 
 @configclass
 class _Own(TaskConfig):
-    """A task whose class has its own data, and a section of a class that cannot be made without a value."""
+    """A task whose class has its own data, and a section that needs a value."""
 
     train_data: DataConfig = DataConfig(global_batch_size=16)
-    model: _Inner = _Inner(given=5)
+    model: _Inner = _Inner(depth=5)
 
 
 def test_the_default_of_the_class_around_a_section_counts() -> None:
     assert set(non_default_paths(ExperimentConfig(task=_Own()))) == set()
+
     changed = ExperimentConfig(task=_Own()).replace(
         task={"train_data": {"global_batch_size": 1}, "model": {"size": 4}}
     )
@@ -37,7 +38,7 @@ def test_the_default_of_the_class_around_a_section_counts() -> None:
 
 
 def test_a_field_that_has_to_be_given_is_set() -> None:
-    assert list(non_default_paths(_Inner(given=5))) == ["given"]
+    assert list(non_default_paths(_Inner(depth=5))) == ["depth"]
 
 
 def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
@@ -50,6 +51,7 @@ def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
             }
         },
     )
+
     assert set(non_default_paths(config)) == {
         "task.validation_data.two.global_batch_size",
         "trainer.optimizer_config.optimizer.type",

@@ -45,8 +45,11 @@ def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
     def factory(steps: int = 5) -> ExperimentConfig:
         return ExperimentConfig(trainer=TrainerConfig(train_steps=steps))
 
-    first, second = get_experiment(name), get_experiment(name)
-    assert first == second and first is not second
+    first = get_experiment(name)
+    second = get_experiment(name)
+
+    assert first == second
+    assert first is not second
     assert first.replace(trainer={"train_steps": 7}) != get_experiment(name)
     assert get_experiment(name, steps=6).trainer.train_steps == 6
     assert factory(8).trainer.train_steps == 8
@@ -75,11 +78,14 @@ def test_a_task_belongs_to_exactly_its_config_class() -> None:
     class KnownTask: ...
 
     assert lookup_task_class(KnownTaskConfig(size=3)) is KnownTask
+
     with pytest.raises(
         UsageError, match=r"no task is registered for ChildTaskConfig.*register_task"
     ):
         lookup_task_class(ChildTaskConfig())
+
     assert register_task(KnownTaskConfig)(KnownTask) is KnownTask
+
     with pytest.raises(UsageError, match="bound to the task"):
         register_task(KnownTaskConfig)(type("Other", (), {}))
 
@@ -104,8 +110,10 @@ def test_a_task_that_is_named_is_imported_when_it_is_needed(
     monkeypatch.syspath_prepend(tmp_path)
     register_task(LateConfig, "late_task_module:LateTask")
     register_task(MisspeltConfig, "late_task_module:LatTask")
+
     assert "late_task_module" not in sys.modules
     assert lookup_task_class(LateConfig()) is sys.modules["late_task_module"].LateTask
+
     with pytest.raises(
         UsageError, match="late_task_module has no class called 'LatTask'; did you mean LateTask"
     ):
@@ -155,6 +163,7 @@ def test_a_trainer_class_may_be_bound_beside_the_task(
     register_task(
         NamedTrainerConfig, "late_task_module:LateTask", trainer="late_trainer_module:LateTrainer"
     )
+
     assert lookup_task_class(OwnTrainerConfig()) is OwnTask
     assert find_trainer_class(OwnTrainerConfig()) is OwnTrainer
     assert (
@@ -172,6 +181,7 @@ def test_an_unused_config_class_is_freed() -> None:
         register_task(PassingConfig, "some.module:Task", trainer="some.module:Trainer")
         return weakref.ref(PassingConfig)
 
-    seen = make()
+    reference = make()
     gc.collect()
-    assert seen() is None
+
+    assert reference() is None

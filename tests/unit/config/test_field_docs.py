@@ -1,4 +1,4 @@
-"""The sentences about config fields: each field has one, and it is read from the docstring as it is written."""
+"""The sentences about config fields: each field has one, read from the docstring as written."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Inner(Outer):
     """
 
 
-def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
+def _iterate_classes(config_class: type[Config]) -> Iterator[type[Config]]:
     yield config_class
     for doc in read_field_docs(config_class).values():
         if doc.section is not None and doc.section is not Config:
-            yield from _classes(doc.section)
+            yield from _iterate_classes(doc.section)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
 )
 def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
     wrong = [
-        f"{cls.__name__}.{name}: {doc.first_sentence!r}; write a sentence for it under Attributes: of the"
-        " class"
-        for cls in dict.fromkeys(_classes(config_class))
+        f"{cls.__name__}.{name}: {doc.first_sentence!r}; write a sentence for it under"
+        " Attributes: of the class"
+        for cls in dict.fromkeys(_iterate_classes(config_class))
         for name, doc in read_field_docs(cls).items()
         if not (
             doc.first_sentence.endswith(".")
@@ -62,38 +62,49 @@ def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
             and len(doc.first_sentence) > 15
         )
     ]
+
     assert wrong == []
 
 
 def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
     count, data, unknown = read_field_docs(Outer).values()
+
     assert (
         count.text
         == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
     )
     assert count.first_sentence == "How many there are; 0 means none of them."
-    assert (count.allowed_values, count.default, count.section) == ("a whole number", "3", None)
-    assert (data.text, data.default, data.section) == ("What it is made of.", "", DataConfig)
-    assert (unknown.text, unknown.first_sentence, unknown.default) == ("", "", "")
+    assert count.allowed_values == "a whole number"
+    assert count.default == "3"
+    assert count.section is None
+    assert data.text == "What it is made of."
+    assert data.default == ""
+    assert data.section == DataConfig
+    assert unknown.text == ""
+    assert unknown.first_sentence == ""
+    assert unknown.default == ""
     assert read_class_summary(Outer) == "What surrounds it."
 
 
 def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
     docs = read_field_docs(Inner)
-    assert (docs["count"].text, docs["data"].text) == ("Another sentence.", "What it is made of.")
+    assert docs["count"].text == "Another sentence."
+    assert docs["data"].text == "What it is made of."
 
 
 def test_sections_that_hold_several_are_known_by_their_class() -> None:
     trainer = read_field_docs(type(ExperimentConfig().trainer))
-    found = {name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None}
-    assert (
-        found["callbacks"] == "CallbackConfig"
-        and found["best_checkpoints"] == "BestCheckpointConfig"
-    )
+    sections = {
+        name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None
+    }
+
+    assert sections["callbacks"] == "CallbackConfig"
+    assert sections["best_checkpoints"] == "BestCheckpointConfig"
 
 
 def test_docs_by_path_include_branches_not_chosen() -> None:
     docs = read_docs_by_path(ExperimentConfig())
+
     assert docs["trainer.train_steps"].first_sentence.startswith(
         "The global step at which training ends"
     )

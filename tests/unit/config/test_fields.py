@@ -56,17 +56,18 @@ def test_sections_are_known_by_their_annotations(
 
 
 def test_sections_lists_present_and_possible_sections(default: ExperimentConfig) -> None:
-    found = {
+    sections = {
         path: (config_class, is_there) for path, config_class, is_there in list_sections(default)
     }
-    assert found[""] == (ExperimentConfig, True)
-    assert found["trainer"] == (TrainerConfig, True)
-    assert found["task"] == (type(default.task), True)
-    assert found["trainer.optimizer_config.ema"] == (EMAConfig, False)
-    assert found["trainer.optimizer_config.optimizer.adam"] == (AdamConfig, True)
-    assert found["trainer.optimizer_config.optimizer.sgd"][1] is False
-    assert found["task.extra_data"] == (DataConfig, False)
-    assert list(found).index("trainer") < list(found).index("trainer.optimizer_config")
+
+    assert sections[""] == (ExperimentConfig, True)
+    assert sections["trainer"] == (TrainerConfig, True)
+    assert sections["task"] == (type(default.task), True)
+    assert sections["trainer.optimizer_config.ema"] == (EMAConfig, False)
+    assert sections["trainer.optimizer_config.optimizer.adam"] == (AdamConfig, True)
+    assert sections["trainer.optimizer_config.optimizer.sgd"][1] is False
+    assert sections["task.extra_data"] == (DataConfig, False)
+    assert list(sections).index("trainer") < list(sections).index("trainer.optimizer_config")
 
 
 def test_a_recursive_section_ends_where_it_is_none() -> None:
@@ -84,5 +85,6 @@ def test_checker_refuses_numbers_that_are_not_finite() -> None:
 )
 def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, branch: str) -> None:
     advice = suggest_fields(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
+
     assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={branch}")
     assert advice.startswith("give its fields (type, ")

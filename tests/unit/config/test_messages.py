@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config_builders import overridden, refused
+from tests.config_builders import collect_mistakes, override_setting
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,8 @@ from tests.config_builders import overridden, refused
     ],
 )
 def test_a_wrong_value_is_shown_with_what_is_allowed(path: str, value: str, said: str) -> None:
-    mistake = refused(overridden, f"{path}={value}")[path]
+    mistake = collect_mistakes(override_setting, f"{path}={value}")[path]
+
     assert said in str(mistake)
     assert mistake.origin == "--params_override"
 
@@ -49,7 +50,8 @@ def test_a_wrong_value_is_shown_with_what_is_allowed(path: str, value: str, said
     ],
 )
 def test_an_unknown_key_is_told_with_the_nearest(path: str, said: str) -> None:
-    mistake = refused(overridden, f"{path}=5")[path]
+    mistake = collect_mistakes(override_setting, f"{path}=5")[path]
+
     assert "no such" in mistake.problem
     assert said in str(mistake)
 
@@ -68,7 +70,7 @@ def test_an_unknown_key_is_told_with_the_nearest(path: str, said: str) -> None:
     ],
 )
 def test_a_wrong_duration_is_told_with_the_nearest(path: str, value: str, said: str) -> None:
-    assert said in str(refused(overridden, f"{path}={value}")[path])
+    assert said in str(collect_mistakes(override_setting, f"{path}={value}")[path])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_wrong_section_of_optimization_is_told_with_its_place(
     path: str, value: str, place: str, said: str
 ) -> None:
     path = f"trainer.optimizer_config.{path}"
-    assert said in str(refused(overridden, f"{path}={value}")[f"{path}{place}"])
+    assert said in str(collect_mistakes(override_setting, f"{path}={value}")[f"{path}{place}"])
 
 
 @pytest.mark.parametrize(
@@ -165,4 +167,4 @@ def test_a_wrong_section_of_optimization_is_told_with_its_place(
 def test_a_wrong_choice_or_list_is_told_with_its_place(
     path: str, value: str, place: str, said: str
 ) -> None:
-    assert said in str(refused(overridden, f"{path}={value}")[f"{path}{place}"])
+    assert said in str(collect_mistakes(override_setting, f"{path}={value}")[f"{path}{place}"])

@@ -26,6 +26,7 @@ def test_what_each_mode_needs() -> None:
 def test_another_mode_is_refused_with_all_that_there_are(name: str) -> None:
     with pytest.raises(UsageError) as error:
         lookup_mode(name)
+
     assert f"no mode is called {name!r}; " in str(error.value)
     assert f"(all: {', '.join(MODES)})" in str(error.value)
 

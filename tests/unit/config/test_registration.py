@@ -1,4 +1,4 @@
-"""Optimizers and schedules that users register, in the config: Python, overrides, YAML, gin, messages."""
+"""Optimizers and schedules that users register: Python, overrides, YAML, gin, messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.builders import restore_registries
-from tests.config_builders import overridden, refused
+from tests.config_builders import collect_mistakes, override_setting
 from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.registration import (
     register_dataset,
@@ -54,6 +54,7 @@ def lookahead() -> Iterator[None]:
 
 def test_a_registered_optimizer_is_set_like_a_built_in_one() -> None:
     config = OptimizerConfig(type="lookahead", lookahead=LookaheadConfig(sync_period=3))
+
     assert config.get() == config.lookahead == LookaheadConfig(sync_period=3)
     assert OptimizerConfig(type="lookahead", lookahead={"sync_period": 3}) == config
     assert OptimizerConfig(type="lookahead").get() == LookaheadConfig()
@@ -69,7 +70,8 @@ def test_overrides_choose_a_registered_optimizer_and_schedule() -> None:
     optimizer = (
         f"{OPTIMIZATION}.optimizer.type=lookahead,{OPTIMIZATION}.optimizer.lookahead.sync_period=2"
     )
-    config = overridden(f"{optimizer},{OPTIMIZATION}.learning_rate.type=flat")
+    config = override_setting(f"{optimizer},{OPTIMIZATION}.learning_rate.type=flat")
+
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
     assert from_yaml(to_yaml(config), ExperimentConfig(task=type(config.task)())) == config
 
@@ -82,6 +84,7 @@ def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None
         "LrConfig.type = 'flat'",
     )
     config = resolve_config(name, ConfigSources(gin_params=bindings)).config
+
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
 
 
@@ -105,9 +108,10 @@ def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None
 def test_a_mistake_in_a_registered_optimizer_has_its_path(
     setting: str, path: str, said: str
 ) -> None:
-    mistake = refused(overridden, f"{OPTIMIZATION}.optimizer={setting}")[
+    mistake = collect_mistakes(override_setting, f"{OPTIMIZATION}.optimizer={setting}")[
         f"{OPTIMIZATION}.optimizer.{path}"
     ]
+
     assert said in str(mistake)
 
 
@@ -127,9 +131,10 @@ def test_the_section_of_a_schedule_has_to_be_a_configclass() -> None:
 
 def test_a_dataset_is_chosen_in_the_section_of_the_data() -> None:
     register_dataset("moons", LookaheadConfig)(lambda config, params: None)
-    config = overridden(
+    config = override_setting(
         "task.train_data.dataset={type: moons, moons: {sync_period: 4}}", ExperimentConfig()
     )
+
     assert config.task.train_data.dataset.get() == LookaheadConfig(sync_period=4)
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
 
@@ -139,11 +144,12 @@ def test_metrics_are_a_list_of_registered_ones_and_keras_own() -> None:
     metrics = (
         "trainer.metrics=[{type: f1, f1: {sync_period: 4}}, {type: keras, keras: {metric: AUC}}]"
     )
-    config = overridden(metrics, ExperimentConfig())
+    config = override_setting(metrics, ExperimentConfig())
     first, second = config.trainer.metrics
+
     assert first.get() == LookaheadConfig(sync_period=4)
     assert second.get().metric == "AUC"
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
     assert "one of keras, f1" in str(
-        refused(overridden, "trainer.metrics=[{type: f2}]")["trainer.metrics.0.type"]
+        collect_mistakes(override_setting, "trainer.metrics=[{type: f2}]")["trainer.metrics.0.type"]
     )

@@ -10,16 +10,18 @@ from trainer_kit.errors import ExitCode, UsageError
 
 @pytest.fixture
 def registry() -> Registry[object]:
-    made: Registry[object] = Registry("experiment")
+    registry: Registry[object] = Registry("experiment")
     for name in ("digits", "vision/resnet/cifar", "vision/resnet/digits", "lm"):
-        made.register(name)(name)
-    return made
+        registry.register(name)(name)
+    return registry
 
 
 def test_what_was_registered_is_found(registry: Registry[object]) -> None:
     assert registry.lookup("vision/resnet/cifar") == "vision/resnet/cifar"
     assert registry.names() == ["digits", "lm", "vision/resnet/cifar", "vision/resnet/digits"]
-    assert "lm" in registry and "vision" not in registry and 5 not in registry
+    assert "lm" in registry
+    assert "vision" not in registry
+    assert 5 not in registry
 
 
 def test_the_decorator_returns_what_it_decorates(registry: Registry[object]) -> None:
@@ -42,6 +44,7 @@ def test_a_name_that_is_taken_is_refused_and_stays(registry: Registry[object]) -
 
     with pytest.raises(UsageError, match="'digits' is registered already") as caught:
         registry.register("digits")(second)
+
     assert "second" in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
     assert registry.lookup("digits") == "digits"
@@ -49,7 +52,8 @@ def test_a_name_that_is_taken_is_refused_and_stays(registry: Registry[object]) -
 
 def test_a_name_may_begin_like_another(registry: Registry[object]) -> None:
     registry.register("vision/resnet")(object())
-    assert "vision/resnet" in registry and "vision/resnet/cifar" in registry
+    assert "vision/resnet" in registry
+    assert "vision/resnet/cifar" in registry
 
 
 @pytest.mark.parametrize(

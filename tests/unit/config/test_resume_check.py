@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import layered, nested, refused
+from tests.config_builders import apply_values, collect_mistakes, nest_value
 from trainer_kit.config.resume_check import (
     ABSENT,
     Change,
@@ -43,7 +43,7 @@ EMA = "trainer.optimizer_config.ema"
     ],
 )
 def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: object) -> None:
-    changes = check_resume(to_yaml(default), default.replace(**nested(path, value)), [])
+    changes = check_resume(to_yaml(default), default.replace(**nest_value(path, value)), [])
     assert [(change.path, change.new, change.kind) for change in changes] == [(path, value, "safe")]
 
 
@@ -71,7 +71,9 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
 def test_a_dangerous_change_needs_its_flag(
     default: ExperimentConfig, path: str, value: object
 ) -> None:
-    old, new = to_yaml(default), default.replace(**nested(path, value))
+    old = to_yaml(default)
+    new = default.replace(**nest_value(path, value))
+
     for allowed in (["trainer.train_steps"], [""], [f"{path}x", path[:-1]]):
         with pytest.raises(ConfigError) as caught:
             check_resume(old, new, allowed)
@@ -79,6 +81,7 @@ def test_a_dangerous_change_needs_its_flag(
         assert mistake.path.startswith(path)
         assert f"--allow_config_change={path}" in mistake.advice
         assert caught.value.exit_code == ExitCode.USAGE
+
     for allowed in (path, path.rpartition(".")[0]):
         assert [change.kind for change in check_resume(old, new, [allowed])] == ["dangerous"]
 
@@ -88,6 +91,7 @@ def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: Experime
     kinds = [
         [change.kind for change in compare_configs(fused[0].as_dict(), config)] for config in fused
     ]
+
     assert kinds == [[], ["safe"], ["dangerous"]]
 
 
@@ -101,7 +105,11 @@ def test_auto_of_an_earlier_release_has_to_be_given_up_by_name(
     old = to_yaml(default).replace(
         f"{field}: {getattr(getattr(default, section), field)}", f"{field}: auto"
     )
-    assert "was 'auto' when this run began" in refused(check_resume, old, default, [])[path].problem
+
+    assert (
+        "was 'auto' when this run began"
+        in collect_mistakes(check_resume, old, default, [])[path].problem
+    )
     assert [change.path for change in check_resume(old, default, [path])] == [path]
 
 
@@ -118,6 +126,7 @@ def test_changed_callbacks_are_shown_by_what_differs(default: ExperimentConfig) 
     new = default.replace(
         trainer={"callbacks": ({"name": "reports"}, weights, {"name": "set_from_file", "args": {}})}
     )
+
     assert [str(change) for change in check_resume(to_yaml(old), new, [])] == [
         "trainer.callbacks.1.args.parameter: 'learning_rate' -> 'loss_weight'",
         "trainer.callbacks.2.args: absent -> {}",
@@ -129,38 +138,43 @@ def test_all_dangerous_changes_are_named_at_once(default: ExperimentConfig) -> N
     new = default.replace(
         task={"model": {"rate": 0.25}, "weights": (3.0,)}, trainer={"train_steps": 7}
     )
-    assert refused(check_resume, to_yaml(default), new, []).keys() == {
+
+    assert collect_mistakes(check_resume, to_yaml(default), new, []).keys() == {
         "task.model.rate",
         "task.weights",
     }
-    assert refused(check_resume, to_yaml(default), new, ["task.model"]).keys() == {"task.weights"}
+    assert collect_mistakes(check_resume, to_yaml(default), new, ["task.model"]).keys() == {
+        "task.weights"
+    }
 
 
 @pytest.mark.parametrize(
     ("section", "old", "new", "kind"),
     [
         ("optimizer", "adam", {"type": "sgd"}, "dangerous"),
-        ("learning_rate", "constant", {"type": "cosine"}, "safe"),
+        (
+            "learning_rate",
+            "constant",
+            {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}},
+            "safe",
+        ),
     ],
 )
 def test_another_choice_is_one_change(
     section: str, old: str, new: dict[str, Any], kind: str, default: ExperimentConfig
 ) -> None:
     path = f"trainer.optimizer_config.{section}"
-    cosine = (
-        {"cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}}
-        if section == "learning_rate"
-        else {}
-    )
-    changed = layered(default, nested(path, {**new, **cosine})).config
+    changed = apply_values(default, nest_value(path, new)).config
+
     assert compare_configs(default.as_dict(), changed) == [
         Change(f"{path}.type", old, new["type"], kind)
     ]
 
 
 def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -> None:
-    new = default.replace(**nested(EMA, {"average_decay": 0.5}))
+    new = default.replace(**nest_value(EMA, {"average_decay": 0.5}))
     changes = compare_configs(default.as_dict(), new)
+
     assert {change.kind for change in changes} == {"dangerous"}
     assert Change(EMA, None, ABSENT, "dangerous") in changes
     assert check_resume(to_yaml(default), new, [EMA]) == changes
@@ -183,13 +197,15 @@ def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -
     ],
 )
 def test_data_of_an_earlier_release_is_the_same(path: str, default: ExperimentConfig) -> None:
-    config = default.replace(**nested(EMA, {"average_decay": 0.5}))
+    config = default.replace(**nest_value(EMA, {"average_decay": 0.5}))
     record = config.as_dict()
     *sections, field = path.split(".")
     values: Any = record
     for section in sections:
         values = values[section]
+
     del values[field]
+
     assert compare_configs(record, config) == []
 
 
@@ -197,6 +213,7 @@ def test_a_later_field_that_is_not_at_its_default_is_a_change(default: Experimen
     old = default.as_dict()
     del old["runtime"]["executor"]
     new = default.replace(runtime={"executor": "single_threaded"})
+
     assert compare_configs(old, new) == [
         Change("runtime.executor", "default", "single_threaded", "dangerous")
     ]
@@ -206,10 +223,11 @@ def test_a_later_field_that_is_not_at_its_default_is_a_change(default: Experimen
 def test_more_evaluated_weights_are_safe_other_first_ones_not(
     first: str, kind: str, default: ExperimentConfig
 ) -> None:
-    old = default.replace(**nested(EMA, {"average_decay": 0.5}))
+    old = default.replace(**nest_value(EMA, {"average_decay": 0.5}))
     new = old.replace(
-        **nested(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
+        **nest_value(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
     )
+
     assert [(change.path, change.kind) for change in compare_configs(old.as_dict(), new)] == [
         (f"{EMA}.evaluate", kind)
     ]
@@ -219,6 +237,7 @@ def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None
     old = default.as_dict()
     del old["task"]["weights"]
     old["trainer"]["gone"] = 5
+
     assert compare_configs(old, default) == [
         Change("task.weights", ABSENT, [1.0, 2.5], "dangerous"),
         Change("trainer.gone", 5, ABSENT, "safe"),
@@ -229,9 +248,12 @@ def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None
 
 def test_equal_configs_and_equal_numbers_are_no_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
+
     assert compare_configs(old, default) == []
+
     old["trainer"]["loss_upper_bound"] = 1000000
     assert compare_configs(old, default) == []
+
     old["task"]["train_data"]["cache"] = 0
     assert [change.path for change in compare_configs(old, default)] == ["task.train_data.cache"]
 
@@ -264,6 +286,7 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
         "task.validation_data": {"array 0": "c"},
     }
     (mistake,) = find_data_mistakes(_DATA, now, [], [])
+
     assert mistake.path == "task.train_data"
     assert mistake.problem.endswith(": array 1 was b and is other")
     assert "--allow_config_change=task.train_data.identity (" in mistake.advice
@@ -293,6 +316,7 @@ def test_data_that_one_side_does_not_know_is_not_compared() -> None:
 def test_data_whose_config_was_judged_is_not_compared(path: str, is_judged: bool) -> None:
     change = Change(f"task.{path}", 1, 2, get_change_kind(f"task.{path}"))
     section = f"task.{path.partition('.')[0]}"
+
     assert (
         not list(find_data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))
     ) == is_judged
@@ -305,4 +329,5 @@ def test_the_identity_of_data_can_be_allowed_by_name() -> None:
         "task.tain_data.identity",
     ]
     (mistake,) = find_unknown_paths(allowed, ExperimentConfig())
+
     assert "task.tain_data.identity" in mistake.problem

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import layered, nested, refused
+from tests.config_builders import apply_values, collect_mistakes, nest_value
 from trainer_kit.config.fields import flatten_values, get_fields
 from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -36,7 +36,7 @@ NUMBERS = {  # what schedules and warm-ups have no default for
 }
 
 
-def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
+def _list_choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
     """Returns a section for each type, with the numbers that it needs."""
     sections = []
     for name, branch in config_class.branches().items():
@@ -45,6 +45,7 @@ def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
         if name == "step_cosine_with_offset":
             numbers["values"] = [1.0]  # as many as there are boundaries
         sections.append({"type": name, name: numbers})
+
     return sections
 
 
@@ -67,8 +68,8 @@ SECTIONS = [
     (f"{OPTIMIZATION}.layer_decay", {"decay": 0.5, "layers": ["block"]}),
     (f"{OPTIMIZATION}.learning_rate_multipliers", [{"variables": "bias", "multiplier": 0.5}]),
     *((f"{OPTIMIZATION}.optimizer", {"type": name}) for name in OptimizerConfig.branches()),
-    *((f"{OPTIMIZATION}.learning_rate", section) for section in _choices(LrConfig)),
-    *((f"{OPTIMIZATION}.warmup", section) for section in _choices(WarmupConfig)),
+    *((f"{OPTIMIZATION}.learning_rate", section) for section in _list_choices(LrConfig)),
+    *((f"{OPTIMIZATION}.warmup", section) for section in _list_choices(WarmupConfig)),
 ]
 
 
@@ -76,13 +77,16 @@ SECTIONS = [
 def test_a_section_survives_yaml_and_tells_all_wrong_values(
     path: str, section: object, default: ExperimentConfig
 ) -> None:
-    config = layered(default, nested(path, section)).config
+    config = apply_values(default, nest_value(path, section)).config
     again = from_yaml(to_yaml(config), default)
+
     assert again == config
     assert flatten_values(again) == flatten_values(config)
 
     inside = [leaf for leaf in flatten_values(config) if is_inside(leaf, path)]
     wrong = [leaf for leaf in inside if not leaf.endswith(".type")]
-    values = [nested(leaf, [[[]]]) for leaf in wrong]  # which no field takes
-    mistakes = refused(layered, config, *values)
+    values = [nest_value(leaf, [[[]]]) for leaf in wrong]  # which no field takes
+
+    mistakes = collect_mistakes(apply_values, config, *values)
+
     assert {mistake.removesuffix(".0") for mistake in mistakes} == {*wrong}

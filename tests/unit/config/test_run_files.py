@@ -1,4 +1,4 @@
-"""The table of a run's files: what a path in it matches, and that users' folders cannot have these names."""
+"""The table of a run's files: what a path in it matches, and names that it reserves."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def test_a_path_of_the_table_matches_whole_names(row: str, path: str, is_match: 
 
 def test_the_names_are_those_of_the_table_that_no_field_changes() -> None:
     rows = [path for path in PATHS if path not in NAMED_BY.values()]
+
     assert set(RESERVED_NAMES) == {
         path.split("/")[0] for path in rows if "<" not in path.split("/")[0]
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import refused
+from tests.config_builders import collect_mistakes
 from trainer_kit.config.run_length import replace_durations
 from trainer_kit.config.run_warnings import find_interval_warnings
 from trainer_kit.config.schema.durations import RoundedSteps
@@ -37,13 +37,13 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
         task={"validation_data": {"dev": {}, "test": {}}},
     )
     trainer = replace_durations(written, EPOCH).trainer
+
     assert trainer.train_steps == 21
     assert trainer.validation_interval == trainer.validation_sets["dev"].interval == 11
     assert trainer.optimizer_config.learning_rate.get().decay_steps == 21
     assert trainer.optimizer_config.warmup.get().warmup_steps == 5
-    assert (
-        trainer.summary_interval == 11
-    )  # loops are cut there, so it need not be a multiple of steps_per_loop
+    # Loops are cut there, so it need not be a multiple of steps_per_loop.
+    assert trainer.summary_interval == 11
     assert type(trainer.as_dict()["summary_interval"]) is int
     assert trainer.checkpoint_interval == "30 min"
     assert written.trainer.train_steps == "2 epochs"
@@ -60,6 +60,7 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
     }
     written = ExperimentConfig(trainer={"train_steps": 20, "optimizers": {"slow": slow}})
     resolved = replace_durations(written, None).trainer.optimizers["slow"]
+
     assert resolved.learning_rate.get().decay_steps == 20 // 3
 
 
@@ -69,19 +70,24 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
 )
 def test_a_share_needs_a_run_of_known_length(train_steps: int, said: str) -> None:
     written = ExperimentConfig(trainer={"train_steps": train_steps, "validation_interval": "20 %"})
-    assert said in refused(replace_durations, written, None)["trainer.validation_interval"].problem
+    assert (
+        said
+        in collect_mistakes(replace_durations, written, None)["trainer.validation_interval"].problem
+    )
 
 
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
     values = {"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
     resolved = replace_durations(ExperimentConfig(trainer=values), EPOCH)
+
     for trainer in (
         resolved.trainer,
         copy.deepcopy(resolved).trainer,
         resolved.replace(trainer={"max_to_keep": 2}).trainer,
     ):
         assert isinstance(trainer.checkpoint_interval, RoundedSteps)
-        assert (trainer.checkpoint_interval, trainer.checkpoint_interval.exact) == (11, EPOCH)
+        assert trainer.checkpoint_interval == 11
+        assert trainer.checkpoint_interval.exact == EPOCH
         assert trainer.validation_interval.exact == Fraction(22, 5)
 
 
@@ -98,6 +104,7 @@ def test_intervals_longer_than_the_run_give_one_warning() -> None:
         "trainer.checkpoint_interval and trainer.summary_interval and"
         " trainer.early_stopping.patience"
     )
+
     assert find_interval_warnings(options) == [
         f"{names}: longer than the run of 90 steps, so it is never reached"
     ]

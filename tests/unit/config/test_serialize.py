@@ -24,7 +24,9 @@ def test_sections_lists_choices_and_none_come_back_equal(default: ExperimentConf
     }
     trainer = {"optimizer_config": {"ema": {"average_decay": 0.5}}, "continuous_eval_timeout": None}
     config: Any = default.replace(task=task, trainer=trainer)
+
     again: Any = from_yaml(to_yaml(config), default)
+
     assert again == config
     assert type(again.task) is type(config.task)
     assert again.task.model.blocks == config.task.model.blocks
@@ -34,6 +36,7 @@ def test_sections_lists_choices_and_none_come_back_equal(default: ExperimentConf
 @pytest.mark.parametrize("field", ["fuse_steps", "accumulate_steps", "executor"])
 def test_auto_of_earlier_releases_counts_as_left_out(field: str, default: ExperimentConfig) -> None:
     text = re.sub(rf"\b{field}: \w+", f"{field}: auto", to_yaml(default))
+
     assert f"{field}: auto" in text
     assert from_yaml(text, default) == default
 
@@ -43,6 +46,7 @@ def test_a_default_that_the_text_changes_back_is_changed_back(default: Experimen
         trainer={"optimizer_config": {"ema": {"start_step": 3}}},
         task={"named_data": {"a": {"seed": 1}}},
     )
+
     assert from_yaml(to_yaml(default), other) == default
 
 
@@ -78,8 +82,11 @@ def test_a_text_that_does_not_fit_is_refused_with_its_lines(
 
 def test_params_are_written_whole(default: ExperimentConfig, tmp_path: Path) -> None:
     path = tmp_path / "run" / "params.yaml"
+
     write_params(path, default)
+
     assert from_yaml(path.read_text(), ExperimentConfig(task=type(default.task)())) == default
     assert [entry.name for entry in path.parent.iterdir()] == ["params.yaml"]
+
     with pytest.raises(StorageError):
         write_params(path / "below" / "params.yaml", default)

@@ -21,6 +21,7 @@ def test_the_picture_has_the_floors_in_their_order() -> None:
     picture = page.split("<!-- floors:")[1].split("```text\n")[1].split("```")[0]
     rows = [line.split("|")[1] for line in picture.splitlines() if "|" in line]
     drawn = [name.rstrip("/").removesuffix(".py") for row in rows for name in row.split()]
+
     assert drawn == list(reversed(house.FLOORS))
 
 
@@ -33,6 +34,7 @@ def test_every_path_that_is_named_is_there(page: Path) -> None:
     # Neither the sample of a module and its test, nor a file of a run.
     named = [path for path in _PATH.findall(page.read_text()) if "/a/" not in path]
     named = [path for path in named if not is_in_table(path)]
+
     assert [path for path in named if not any((root / path).exists() for root in roots)] == []
 
 

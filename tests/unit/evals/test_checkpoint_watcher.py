@@ -1,4 +1,4 @@
-"""In which order checkpoints are taken, what becomes of those that go, and what a wait in vain tells."""
+"""The order of checkpoints, what becomes of removed ones, and what a wait in vain reports."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def _follow(
 def test_all_come_in_order_and_are_pinned_before_they_are_read(tmp_path: Path) -> None:
     _save(tmp_path, 100, 9, 20)
     run = Run()
+
     assert list(_follow(tmp_path, run)) == [9, 20, 100]
     assert run.needs == [(8, 9), (19, 20), (99, 100), (100, None)]
 
@@ -74,38 +75,47 @@ def test_what_is_on_record_does_not_come_again(tmp_path: Path) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
     run.on_record = {10, 20}
+
     assert list(_follow(tmp_path, run)) == [30]
+
     run.on_record = {10, 20, 30}
     assert list(_follow(tmp_path, run)) == []
 
 
 def test_what_comes_meanwhile_is_taken_up_to_the_last(tmp_path: Path) -> None:
     _save(tmp_path, 10)
-    run, seen = Run(ended=False), []
+    run = Run(ended=False)
+    steps = []
+
     for step in _follow(tmp_path, run):
-        seen.append(step)
+        steps.append(step)
         if step < 50:
             _save(tmp_path, step + 10)
         run.ended = step == 50
-    assert seen == [10, 20, 30, 40, 50]
+
+    assert steps == [10, 20, 30, 40, 50]
 
 
 def test_the_newest_comes_next_and_what_is_left_out_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _save(tmp_path, 10, 20)
-    run, seen = Run(ended=False), []
+    run = Run(ended=False)
+    steps = []
+
     with caplog.at_level(logging.INFO):
         for step in _follow(tmp_path, run, newest_only=True):
-            seen.append(step)
+            steps.append(step)
             if step == 20:
                 _save(tmp_path, 30, 40, 50)
             run.ended = step == 50
-    assert seen == [20, 50]
-    told = [record.getMessage() for record in caplog.records]
-    assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 skipped in all" in told[1]] == [
-        True
-    ] * 3
+
+    assert steps == [20, 50]
+
+    first, second, *_ = [record.getMessage() for record in caplog.records]
+    assert "ckpt-10" in first
+    assert "ckpt-30, ckpt-40" in second
+    assert "3 skipped in all" in second
     assert run.needs == [(None, 20), (None, 50), (None, None)]
 
 
@@ -114,11 +124,16 @@ def test_a_checkpoint_removed_too_early_is_logged_and_skipped(
 ) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
+
     follow = _follow(tmp_path, run)
+
     assert next(follow) == 10
+
     _remove(tmp_path, 20)
+
     with caplog.at_level(logging.WARNING):
         assert list(follow) == [30]
+
     assert "ckpt-20: removed before evaluation (1 in all)" in caplog.text
 
 
@@ -126,18 +141,28 @@ def test_one_that_goes_while_it_is_asked_for_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _save(tmp_path, 10, 20)
+
+    def remove_when_read(reads: int) -> None:
+        if reads == 10:
+            _remove(tmp_path, 10)
+
     run = Run()
-    run.on_need = lambda reads: _remove(tmp_path, 10) if reads == 10 else None
+    run.on_need = remove_when_read
+
     with caplog.at_level(logging.WARNING):
         assert list(_follow(tmp_path, run)) == [20]
+
     assert "ckpt-10: removed before" in caplog.text
 
 
 def test_a_run_that_goes_back_saves_the_same_steps_again(tmp_path: Path) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
+
     follow = _follow(tmp_path, run)
+
     assert [next(follow), next(follow), next(follow)] == [10, 20, 30]
+
     run.back = [10]
     assert list(follow) == [20, 30]
 
@@ -145,8 +170,10 @@ def test_a_run_that_goes_back_saves_the_same_steps_again(tmp_path: Path) -> None
 def test_a_wait_ends_after_the_time_without_a_sign_of_life(tmp_path: Path) -> None:
     run = Run(ended=False)
     run.beats = 3
+
     with pytest.raises(NothingToWaitForError):
         list(_follow(tmp_path, run))
+
     assert run.beats < 0  # as long as it beat, no timeout counted
 
 
@@ -167,17 +194,21 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
         folder.mkdir()
     for name in files or []:
         (folder / name).touch()
+
     with pytest.raises(
         NothingToWaitForError,
         match=rf"continuous_eval_timeout\) in {folder}: {told}; it is not known",
     ):
         list(_follow(folder, Run(ended=False), timeout=0.01))
+
     with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
         list(_follow(folder, Run(ended=False), timeout=0.02))
+
     assert f"waiting for {folder}/ckpt-*.index ({told}); it is not known" in caplog.text
 
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:
     _save(tmp_path, 10)
     arrivals = CheckpointWatcher(str(tmp_path), None, Run(ended=False))
+
     assert list(arrivals.follow(lambda: True, contextlib.nullcontext)) == []

@@ -1,4 +1,4 @@
-"""The files in configs/ and the READMEs of the experiments: what they name is there, and applies."""
+"""The files in configs/ and the READMEs of experiments: what they name exists, and applies."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def _comment(path: Path) -> str:
+def _read_comment(path: Path) -> str:
     """Returns the comment that the file opens with, without its marks."""
     lines = path.read_text().splitlines()
     end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     return "\n".join(line.removeprefix("#").strip() for line in lines[:end])
 
 
-def _commands(text: str) -> list[list[tuple[str, str]]]:
-    """Returns the flags of each training command in `text`, whose lines may be continued by a backslash."""
-    found = COMMAND.findall(text.replace("\\\n", " "))
-    return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in found]  # type: ignore[misc]
+def _find_commands(text: str) -> list[list[tuple[str, str]]]:
+    """Returns the flags of each training command in `text`, which may have continued lines."""
+    commands = COMMAND.findall(text.replace("\\\n", " "))
+    return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in commands]  # type: ignore[misc]
 
 
-def _resolved(flags: list[tuple[str, str]]) -> ResolvedConfig:
-    """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir has to be given."""
-    given = dict(flags)
-    assert given.pop("--mode") in MODES
-    assert given.pop("--model_dir").startswith("runs/")
-    name = given.pop("--experiment")
+def _resolve_flags(flags: list[tuple[str, str]]) -> ResolvedConfig:
+    """Resolves the config of a command, which needs a mode, an experiment and a model_dir."""
+    values = dict(flags)
+    assert values.pop("--mode") in MODES
+    assert values.pop("--model_dir").startswith("runs/")
+    name = values.pop("--experiment")
     import_experiment(name)
     return resolve_config(
-        name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()})
+        name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in values.items()})
     )
 
 
@@ -63,40 +63,49 @@ def test_configs_are_data_and_each_experiment_has_some() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None:
     labels = re.findall(
-        r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE
+        r"^(Purpose|Command|Expected result|Cost): \S", _read_comment(path), re.MULTILINE
     )
+
     assert labels == ["Purpose", "Command", "Expected result", "Cost"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
-    (flags,) = _commands(_comment(path))
+    (flags,) = _find_commands(_read_comment(path))
     flag = {".yaml": "--config_file", ".gin": "--gin_file"}[path.suffix]
+
     assert (flag, f"configs/{path.name}") in flags
     assert ("--experiment", path.stem) in flags
-    resolved = _resolved(flags)
+
+    resolved = _resolve_flags(flags)
     changed = list_resolved_values(resolved, get_experiment(path.stem))
+
     assert any(f"configs/{path.name}:" in origin for _, _, origin in changed)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
-    trainer = _resolved(_commands(_comment(path))[0]).config.trainer
+    trainer = _resolve_flags(_find_commands(_read_comment(path))[0]).config.trainer
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
     schedules = [section.learning_rate.get() for section in sections]
+
     assert all(
-        getattr(one, "decay_steps", trainer.train_steps) == trainer.train_steps for one in schedules
+        getattr(schedule, "decay_steps", trainer.train_steps) == trainer.train_steps
+        for schedule in schedules
     )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
-    commands = _commands(text)
+    commands = _find_commands(text)
+
     assert commands
+
     for flags in commands:
         assert ("--experiment", name) in flags
-        _resolved(flags)
+        _resolve_flags(flags)
+
     assert re.findall(r"^## (.*)", text, re.MULTILINE)[:3] == ["Command", "Expected result", "Cost"]
 
 
@@ -104,5 +113,6 @@ def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
 def test_files_that_a_readme_names_are_there(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
     named = re.findall(r"\b(?:configs|experiments)/[\w/]+\.\w+", text)
+
     assert named
     assert [path for path in named if not (ROOT / path).is_file()] == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from trainer_kit.inputs.batch_position import Position
 
 
-def _used(position: Position, count: int) -> list[int]:
+def _list_used_batches(position: Position, count: int) -> list[int]:
     """The indices of the next batches, found by looking at each."""
     used = (
         batch for batch in itertools.count(position.batch) if batch not in position.skipped_batches
@@ -27,11 +27,15 @@ _POSITIONS = some.builds(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(_POSITIONS, some.integers(0, 40))
 def test_nth_after_and_stretches_agree_with_single_batches(position: Position, steps: int) -> None:
-    used = _used(position, steps + 5)
+    used = _list_used_batches(position, steps + 5)
+
     assert [position.get_batch_after(k) for k in range(len(used))] == used
-    assert _used(position.advance(steps), 5) == used[steps:]
+    assert _list_used_batches(position.advance(steps), 5) == used[steps:]
+
     parts = list(position.iterate_ranges())
-    assert parts[-1][1] is None and all(length for _, length in parts[:-1])
+    assert parts[-1][1] is None
+    assert all(length for _, length in parts[:-1])
+
     batches = [range(begin, begin + (length or 100)) for begin, length in parts]
     assert list(itertools.chain(*batches))[: len(used)] == used
 
@@ -46,8 +50,9 @@ def test_steps_in_two_goes_are_steps_in_one(position: Position, first: int, seco
 @given(_POSITIONS, some.integers(0, 15))
 def test_only_the_left_out_batch_is_not_used(position: Position, count: int) -> None:
     bad = position.get_batch_after(count)
-    expected = [batch for batch in _used(position, 30) if batch != bad]
-    assert _used(position.with_skipped_batch(bad), 29) == expected
+    expected = [batch for batch in _list_used_batches(position, 30) if batch != bad]
+
+    assert _list_used_batches(position.with_skipped_batch(bad), 29) == expected
     assert position.with_skipped_batch(bad).with_skipped_batch(bad) == position.with_skipped_batch(
         bad
     )

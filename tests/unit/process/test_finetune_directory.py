@@ -18,10 +18,13 @@ from trainer_kit.process.finetune_directory import (
 
 def test_a_step_is_finished_when_its_metrics_exist(tmp_path: Path) -> None:
     assert list_finished_steps(str(tmp_path / "missing")) == []
+
     for step in (30, 4):
         Path(get_metrics_path(str(tmp_path), step)).write_text("{}")
+
     for name in ("metrics-7.json.bak", "metrics-x.json", "metrics.jsonl"):
         (tmp_path / name).write_text("")
+
     assert list_finished_steps(str(tmp_path)) == [4, 30]
 
 
@@ -30,8 +33,10 @@ def test_an_unfinished_step_has_a_checkpoint_and_no_metrics(tmp_path: Path) -> N
         Path(get_finetune_dir(str(tmp_path), step)).mkdir()
     for step in (100, 20, 30):
         (tmp_path / f"finetune-{step}/ckpt-5.index").write_text("")
+
     (tmp_path / "finetune-old").mkdir()
     (tmp_path / "metrics-30.json").write_text("{}")
+
     assert list_unfinished_steps(str(tmp_path)) == [20, 100]
 
 
@@ -54,7 +59,9 @@ def test_a_wrong_folder_of_the_pretraining_is_a_mistake(
     if isinstance(init_checkpoint, str):
         init_checkpoint = init_checkpoint.format(folder=tmp_path)
     config = ExperimentConfig().replace(task={"init_checkpoint": init_checkpoint})
+
     (mistake,) = find_pretraining_mistakes(config, str(tmp_path / "run"))
+
     assert mistake.path == "task.init_checkpoint"
     assert problem in mistake.problem
 

@@ -33,21 +33,28 @@ def test_every_flag_is_described_by_a_whole_sentence() -> None:
 def test_the_default_in_the_table_is_the_one_that_counts() -> None:
     values = define_flags()
     told = {name: flag.default for name, flag in FLAGS.items() if flag.default is not None}
+
     assert {name: str(values[name].default).lower() for name in told} == told
 
 
 @pytest.mark.parametrize("command", EXAMPLES.values())
 def test_the_examples_are_complete_commands(command: str) -> None:
     words = shlex.split(command.replace("\\\n", ""))
+
     assert words[:3] == ["python", "-m", "trainer_kit.train"]
+
     asked = build_request(parse_flags(words[2:]))
-    assert asked.experiment and asked.mode and asked.model_dir
+    assert asked.experiment
+    assert asked.mode
+    assert asked.model_dir
 
 
 def test_the_help_opens_with_two_examples() -> None:
     text = format_help_text()
     before = text.partition("\nflags:\n")[0]
-    assert len(EXAMPLES) == 2 and all(command in before for command in EXAMPLES.values())
+
+    assert len(EXAMPLES) == 2
+    assert all(command in before for command in EXAMPLES.values())
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -73,4 +80,6 @@ def test_the_help_needs_no_tensorflow() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout) == (0, f"{format_help_text()}\n")
+
+    assert done.returncode == 0
+    assert done.stdout == f"{format_help_text()}\n"

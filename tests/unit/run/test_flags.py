@@ -22,6 +22,7 @@ from trainer_kit.run.preflight import RunRequest
 
 def test_the_flags_and_their_defaults_are_an_interface() -> None:
     values = define_flags()
+
     assert {name: values[name].default for name in values} == {
         "experiment": None,
         "mode": None,
@@ -62,6 +63,7 @@ def test_the_flags_make_the_request() -> None:
             "--profile=i",
         ]
     )
+
     assert build_request(values) == RunRequest(
         "a",
         "eval",
@@ -78,6 +80,7 @@ def test_the_flags_make_the_request() -> None:
 
 def test_flags_are_not_global_and_override_nothing_unless_given() -> None:
     assert parse_flags(["train", "--mode=train"]).mode == "train"
+
     values = parse_flags(["train"])
     assert values.mode is None
     assert build_sources(values).flags == ConfigLayer({}, {})
@@ -114,11 +117,15 @@ def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) ->
             "--max_restarts=2",
         ]
     )
+
     assert values.max_restarts == 2
+
     arguments = format_attempt_flags(values)
     again = parse_flags(["train", *arguments])
     changed = {name for name in define_flags() if again[name].value != values[name].value}
-    assert changed == {"max_restarts"} and again.max_restarts == 0
+
+    assert changed == {"max_restarts"}
+    assert again.max_restarts == 0
     assert sorted(arguments) == [
         "--eval_name=",
         "--experiment=a",
@@ -136,23 +143,26 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     flags = define_flags()
     once_or_never = {"max_restarts", "from_step", "h"}  # h is help
     names = set(flags) - once_or_never
-    given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
-    assert sorted(format_attempt_flags(parse_flags(["train", *given]))) == sorted(given)
+    flags_given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
+
+    assert sorted(format_attempt_flags(parse_flags(["train", *flags_given]))) == sorted(flags_given)
 
 
-@pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
-def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None:
-    values = parse_flags(["train", "--mode=train", f"--from_step={given}"])
+@pytest.mark.parametrize(("flag", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
+def test_from_step_takes_a_step_or_its_checkpoint(flag: str, step: int) -> None:
+    values = parse_flags(["train", "--mode=train", f"--from_step={flag}"])
+
     assert values.from_step == step
     assert format_attempt_flags(values) == ["--mode=train"]
     assert format_first_attempt_flags(values) == [f"--from_step={step}"]
     assert format_first_attempt_flags(parse_flags(["train"])) == []
 
 
-@pytest.mark.parametrize("given", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])
-def test_from_step_says_what_it_takes(given: str) -> None:
+@pytest.mark.parametrize("flag", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])
+def test_from_step_says_what_it_takes(flag: str) -> None:
     with pytest.raises(
         UsageError, match=r"give a step of this run's checkpoints, such as 500 or ckpt-500, or 0"
     ) as error:
-        parse_flags(["train", f"--from_step={given}"])
-    assert ("task.init_checkpoint" in str(error.value)) == ("/" in given)
+        parse_flags(["train", f"--from_step={flag}"])
+
+    assert ("task.init_checkpoint" in str(error.value)) == ("/" in flag)

@@ -10,6 +10,7 @@ from trainer_kit.run.supervisor import Decision, classify_exit_code
 
 def test_exit_codes_that_a_restart_can_help() -> None:
     decisions = {code: classify_exit_code(code)[1] for code in (*ExitCode, -9, 42)}
+
     assert [code for code in decisions if decisions[code] is Decision.RESTART] == [75]
     assert [code for code in decisions if decisions[code] is Decision.RETRY] == [1, 7, -9, 42]
 

@@ -24,6 +24,7 @@ def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_worker_hosts_mean_one_worker_and_no_tf_config() -> None:
     assert configure_cluster(None, -1) == 1
     assert configure_cluster("", 0) == 1
+
     os.environ["TF_CONFIG"] = " "
     assert read_cluster() is None
     assert "TF_CONFIG" not in os.environ
@@ -57,32 +58,28 @@ def test_an_existing_tf_config_wins_over_worker_hosts(caplog: pytest.LogCaptureF
     os.environ["TF_CONFIG"] = text = json.dumps(
         {"cluster": cluster, "task": {"type": "chief", "index": "0"}}
     )
+
     assert configure_cluster("x:1,y:1", 5) == 3
     assert os.environ["TF_CONFIG"] == text
     assert "worker_hosts is not used: TF_CONFIG is set, with 3 worker(s)" in caplog.text
-    found = read_cluster()
-    assert found is not None
-    assert (
-        found.worker_count,
-        found.parameter_server_count,
-        found.task_type,
-        found.task_index,
-    ) == (
-        3,
-        1,
-        "chief",
-        0,
-    )
-    assert found.is_training_task
+
+    tf_config = read_cluster()
+    assert tf_config is not None
+    assert tf_config.worker_count == 3
+    assert tf_config.parameter_server_count == 1
+    assert tf_config.task_type == "chief"
+    assert tf_config.task_index == 0
+    assert tf_config.is_training_task
 
 
 def test_an_evaluator_need_not_be_in_the_cluster() -> None:
     os.environ["TF_CONFIG"] = (
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
     )
-    found = read_cluster()
-    assert found is not None
-    assert not found.is_training_task
+    cluster = read_cluster()
+
+    assert cluster is not None
+    assert not cluster.is_training_task
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,10 @@ def test_a_tf_config_without_cluster_is_none(text: str) -> None:
         (
             "a:1,b:1",
             -1,
-            r"runtime\.task_index: -1 is not one of 2 worker\(s\); each needs its own index, 0 to 1",
+            (
+                r"runtime\.task_index: -1 is not one of 2 worker\(s\); each needs its own "
+                r"index, 0 to 1"
+            ),
         ),
         ("a:1,b:1", 2, r"runtime\.task_index: 2 is not one of 2 worker\(s\)"),
         ("a:1", 1, r"runtime\.task_index: 1 is not one of 1 worker\(s\)"),
@@ -113,6 +113,7 @@ def test_a_tf_config_without_cluster_is_none(text: str) -> None:
 def test_wrong_hosts_and_indices_are_explained(hosts: str, index: int, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         configure_cluster(hosts, index)
+
     assert caught.value.exit_code == ExitCode.USAGE
     assert "TF_CONFIG" not in os.environ
 
@@ -179,8 +180,12 @@ def test_runs_refuse_parameter_servers(
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     )
-    found = [str(mistake) for mistake in find_parameter_server_mistakes(RuntimeConfig(**runtime))]  # type: ignore[arg-type]
-    assert len(found) == refused
+    mistakes = [
+        str(mistake) for mistake in find_parameter_server_mistakes(RuntimeConfig(**runtime))
+    ]  # type: ignore[arg-type]
+
+    assert len(mistakes) == refused
     assert all(
-        "runs do not support parameter servers; use multi_worker_mirrored" in text for text in found
+        "runs do not support parameter servers; use multi_worker_mirrored" in text
+        for text in mistakes
     )

@@ -20,10 +20,10 @@ _ENDS = {
 def test_only_a_test_that_fails_kills_a_mutant(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"
-    )  # half of the time that pytest takes to start
+    # Half of the time that pytest takes to start.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "test_one.py").write_text(_ENDS[end])
+
     assert (
         mutants.run_tests(str(tmp_path), ["test_one.py"], 0.5 if end == "timeout" else 60.0) == end
     )

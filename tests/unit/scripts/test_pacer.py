@@ -19,7 +19,7 @@ class Clock:
 
 
 def start_pacer(*windows: float) -> tuple[Pacer, Connection, Clock]:
-    """Returns a Pacer that is ready and in the first of the windows, its other end, and its clock."""
+    """Returns a Pacer in the first of the windows, its other end, and its clock."""
     connection, theirs = Pipe()
     clock = Clock()
     pacer = Pacer(theirs, clock=clock)
@@ -48,6 +48,7 @@ def test_loops_that_begin_just_after_a_standstill_do_not_count() -> None:
 @pytest.mark.parametrize("seconds", [0.5, 0.625, 4.0])
 def test_the_first_loop_after_a_standstill_never_counts(seconds: float) -> None:
     pacer, connection, clock = start_pacer(0.5, 0.5)
+
     assert seconds > SETTLES_WITHIN
 
     assert run_window(pacer, connection, clock, seconds) == (1, seconds)
@@ -57,9 +58,13 @@ def test_the_first_loop_after_a_standstill_never_counts(seconds: float) -> None:
 def test_skipped_steps_come_before_the_process_is_ready() -> None:
     connection, theirs = Pipe()
     pacer = Pacer(theirs, skip=200)
+
     connection.send(0.0)
 
     pacer.report_steps(100)
+
     assert not connection.poll()
+
     pacer.report_steps(100)
+
     assert connection.recv() == "ready"

@@ -25,7 +25,7 @@ def recorded_elsewhere():
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run that was started in the folder of its module; the test works in another one."""
+    """The folder of a run that was started in the folder of its module, unlike the test."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "params.yaml").write_text("{}")
@@ -37,6 +37,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.delitem(sys.modules, "recorded_task", raising=False)
+
     return folder
 
 
@@ -45,6 +46,7 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
     (run / "manifest.json").write_text(
         json.dumps({"experiment": "recorded_elsewhere", "command": command})
     )
+
     with pytest.raises(
         UsageError,
         match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere",
@@ -52,10 +54,11 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
         read_run_config(run)
 
 
-@pytest.mark.parametrize("given", [(), ""])
-def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
+@pytest.mark.parametrize("modules", [(), ""])
+def test_a_module_of_another_folder_is_asked_for(run: Path, modules: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        read_run_config(run, given, "import_modules")
+        read_run_config(run, modules, "import_modules")
+
     text = str(raised.value)
     assert text.startswith(
         "import_modules: there is no file recorded_task.py; here there are no Python files\n"

@@ -17,7 +17,8 @@ class Keeper:
         self.steps: list[int] = []
         self.events: list[str] = []
         self.threads: set[str] = set()
-        self._fails_on, self._fails_to_close = fails_on, fails_to_close
+        self._fails_on = fails_on
+        self._fails_to_close = fails_to_close
 
     def write(self, report: Report) -> None:
         self.threads.add(threading.current_thread().name)
@@ -36,13 +37,17 @@ class Keeper:
 
 
 def test_reports_arrive_in_order_in_one_other_thread() -> None:
-    first, second = Keeper(), Keeper()
+    first = Keeper()
+    second = Keeper()
     writer = BackgroundWriter([first, second], capacity=4)
     for step in range(500):
         writer.write(report(step))
+
     writer.close()
+
     assert first.steps == second.steps == list(range(500))
-    assert len(first.threads) == 1 and threading.current_thread().name not in first.threads
+    assert len(first.threads) == 1
+    assert threading.current_thread().name not in first.threads
 
 
 def test_flush_waits_for_everything_written_before() -> None:
@@ -50,8 +55,11 @@ def test_flush_waits_for_everything_written_before() -> None:
     writer = BackgroundWriter([keeper])
     for step in range(50):
         writer.write(report(step))
+
     writer.flush()
+
     assert keeper.events == [*(f"write {step}" for step in range(50)), "flush"]
+
     writer.close()
 
 
@@ -65,39 +73,55 @@ def test_write_waits_only_when_the_queue_is_full() -> None:
 
     slow = Slow()
     writer = BackgroundWriter([slow], capacity=3)
+
     for step in range(3):
         writer.write(report(step))
+
     assert slow.steps == []
+
     others = threading.Thread(target=lambda: [writer.write(report(step)) for step in range(3, 20)])
+
     others.start()
     others.join(0.2)
+
     assert others.is_alive()
+
     go_on.set()
     others.join()
     writer.close()
+
     assert slow.steps == list(range(20))
 
 
 def test_an_error_is_raised_once_and_other_writers_continue() -> None:
-    failing, sound = Keeper(fails_on=(1,)), Keeper()
+    failing = Keeper(fails_on=(1,))
+    sound = Keeper()
     writer = BackgroundWriter([failing, sound])
     writer.write(report(0))
+
     with pytest.raises(OSError, match=r"^no space for 1$") as caught:
         writer.write(report(1))
         writer.flush()
+
     assert type(caught.value) is OSError
+
     writer.write(report(2))
+
     writer.flush()
     writer.close()
+
     assert failing.steps == [0, 2]
     assert sound.steps == [0, 1, 2]
 
 
 def test_an_error_in_close_is_raised_after_closing_the_others() -> None:
-    failing, sound = Keeper(fails_to_close=True), Keeper()
+    failing = Keeper(fails_to_close=True)
+    sound = Keeper()
     writer = BackgroundWriter([failing, sound])
+
     with pytest.raises(OSError, match="no space to close"):
         writer.close()
+
     assert sound.events == ["close"]
 
 
@@ -105,9 +129,11 @@ def test_a_second_error_before_the_first_is_raised_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     writer = BackgroundWriter([Keeper(fails_on=(1,)), Keeper(fails_on=(1,), fails_to_close=True)])
+
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))
         writer.close()
+
     (record,) = caplog.records
     assert "no space to close" in record.getMessage()
 
@@ -122,11 +148,15 @@ def test_the_thread_survives_what_would_end_it(error: type[BaseException]) -> No
 
     ending = Ending()
     writer = BackgroundWriter([ending])
+
     with pytest.raises(error):
         writer.write(report(0))
         writer.flush()
+
     writer.write(report(1))
+
     writer.close()
+
     assert ending.steps == [0, 1]
 
 
@@ -134,9 +164,12 @@ def test_closing_twice_is_fine_but_writing_later_is_an_error() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper])
     writer.write(report(0))
+
     writer.close()
     writer.close()
+
     assert keeper.events == ["write 0", "close"]
+
     with pytest.raises(RuntimeError, match="closed"):
         writer.write(report(1))
 
@@ -145,14 +178,20 @@ def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
     class Here(Keeper):
         needs_caller_thread = True
 
-    here, there = Here(fails_on=(1,)), Keeper()
+    here = Here(fails_on=(1,))
+    there = Keeper()
     writer = BackgroundWriter([here, there])
+
     writer.write(report(0))
+
     assert here.steps == [0]
+
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))
+
     writer.flush()
     writer.close()
+
     assert here.events == ["write 0", "flush", "close"]
     assert here.threads == {threading.current_thread().name}
     assert there.steps == [0, 1]
@@ -171,20 +210,26 @@ def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
         writer.flush()
         assert keeper.steps == list(range(written + 3))
         assert time.monotonic() - begin < 30.0
+
     writer.close()
 
 
 def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
-    keeper, failing = Keeper(), Keeper(fails_on=(0,))
+    keeper = Keeper()
+    failing = Keeper(fails_on=(0,))
     writer = BackgroundWriter([keeper, failing], batching_seconds=60.0)
     writer.write(report(0))
     thread = threading.Thread(target=writer.flush_threaded_writers)
+
     thread.start()
     thread.join(30.0)
+
     assert not thread.is_alive()
     assert keeper.events == ["write 0", "flush"]
+
     with pytest.raises(OSError, match="no space for 0"):
         writer.write(report(1))
+
     writer.close()
     writer.flush_threaded_writers()
 
@@ -193,14 +238,22 @@ def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], batching_seconds=0.01)
     writer.write(report(0))
-    wait_until(lambda: keeper.steps == [0])
+
+    wait_until(lambda: keeper.steps)
+
+    assert keeper.steps == [0]
+
     writer.close()
 
 
 def test_reports_do_not_wait_when_the_queue_is_half_full() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], capacity=4, batching_seconds=60.0)
+
     for step in range(3):  # one is in the thread's hands
         writer.write(report(step))
     wait_until(lambda: len(keeper.steps) == 3)
+
+    assert keeper.steps == [0, 1, 2]
+
     writer.close()

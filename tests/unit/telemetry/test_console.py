@@ -17,7 +17,8 @@ from tests.builders import report
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.report import EVALUATING, Activity
 
-HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+HIDE = "\x1b[?25l"
+SHOW = "\x1b[?25h"
 PROGRAM = """
 import sys
 from trainer_kit.telemetry.console import ConsoleWriter
@@ -45,14 +46,14 @@ finally:
 """
 
 
-def program(
+def build_program(
     body: str = "pass", close: str = "writer.close()", total: int | None = 400
 ) -> list[str]:
     code = PROGRAM.replace("BODY", body).replace("CLOSE", close).replace("TOTAL", repr(total))
     return [sys.executable, "-c", code]
 
 
-def on_terminal(command: list[str], columns: int = 100, **environment: str) -> tuple[int, str]:
+def run_on_terminal(command: list[str], columns: int = 100, **environment: str) -> tuple[int, str]:
     """Runs `command` on a new terminal; returns its exit status and all that it wrote there."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -83,13 +84,16 @@ def on_terminal(command: list[str], columns: int = 100, **environment: str) -> t
 
 
 def screen(written: str) -> list[str]:
-    """What is to be seen after `written`: a terminal that knows lines, cursor up and erasing a line."""
-    rows, row, column = [""], 0, 0
+    """Returns what a terminal shows after `written`: lines, cursor up and erasing a line."""
+    rows = [""]
+    row = 0
+    column = 0
     for token in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|[\r\n]|[^\x1b\r\n]+", written):
         if token == "\r":
             column = 0
         elif token == "\n":
-            row, column = row + 1, 0
+            row = row + 1
+            column = 0
             rows += [""] * (row + 1 - len(rows))
         elif token.startswith("\x1b"):
             if token[-1] == "A":
@@ -99,35 +103,46 @@ def screen(written: str) -> list[str]:
         else:
             rows[row] = rows[row][:column].ljust(column) + token + rows[row][column + len(token) :]
             column += len(token)
+
     return [line.rstrip() for line in rows]
 
 
 def test_a_pipe_gets_plain_lines_one_per_report() -> None:
-    written = subprocess.run(program(), capture_output=True, check=True).stdout
+    written = subprocess.run(build_program(), capture_output=True, check=True).stdout
+
     assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", written)
+
     lines = written.decode().splitlines()
     assert len(lines) == 7
     assert lines[0] == "hello"
     assert lines[3] == (
-        "train | step 200/400 | 10.0 steps/s | 320.0 examples/s | 0:00:20 left | training_loss 0.005 | "
+        "train | step 200/400 | 10.0 steps/s | 320.0 examples/s | 0:00:20 left | "
+        "training_loss 0.005 | "
         "learning_rate 0.001"
     )
     assert lines[4] == "validation | step 200/400 | accuracy 0.2 | best accuracy 0.2 at step 200"
 
 
 def test_a_terminal_shows_progress_with_evaluations_above() -> None:
-    status, written = on_terminal(program("print('a word from the task')"))
+    status, written = run_on_terminal(build_program("print('a word from the task')"))
+
     assert status == 0
-    seen = screen(written)
-    assert seen[0] == "hello"
-    assert [line for line in seen if line.startswith("validation")] == [
-        f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy 0.{step // 100} at step {step}"
+
+    lines = screen(written)
+    assert lines[0] == "hello"
+    assert [line for line in lines if line.startswith("validation")] == [
+        (
+            f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy "
+            f"0.{step // 100} at step {step}"
+        )
         for step in (100, 200, 300)
     ]
-    bars = [place for place, line in enumerate(seen) if line.startswith("train")]
+
+    bars = [place for place, line in enumerate(lines) if line.startswith("train")]
     assert len(bars) == 1
-    assert re.fullmatch(r"train  step 300/400  ━+.*  0:00:10 left", seen[bars[0]])
-    figures = " ".join(seen[bars[0] + 1 :])
+    assert re.fullmatch(r"train  step 300/400  ━+.*  0:00:10 left", lines[bars[0]])
+
+    figures = " ".join(lines[bars[0] + 1 :])
     for figure in (
         "10.0 steps/s",
         "320.0 examples/s",
@@ -135,13 +150,15 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
         "learning_rate 0.001",
     ):
         assert figure in figures
+
     assert "best accuracy 0.3 at step 300" in figures
-    assert seen.index("a word from the task") < bars[0]
+    assert lines.index("a word from the task") < bars[0]
     assert written.count("step 200/400") > 1
 
 
 def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
-    status, written = on_terminal(program(total=None))
+    status, written = run_on_terminal(build_program(total=None))
+
     assert status == 0
     assert "train  step 300" in screen(written)
     assert "left" not in written
@@ -157,7 +174,8 @@ def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
     ids=["never closed", "closed after an error", "an error, never closed"],
 )
 def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int) -> None:
-    status, written = on_terminal(program(body, close))
+    status, written = run_on_terminal(build_program(body, close))
+
     assert status == expected
     assert HIDE in written
     assert written.rindex(SHOW) > written.rindex(HIDE)
@@ -165,29 +183,35 @@ def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int)
 
 
 def test_a_narrow_terminal_is_not_overrun() -> None:
-    _, written = on_terminal(program(), columns=44)
-    seen = screen(written)
-    bar = next(place for place, line in enumerate(seen) if line.startswith("train"))
-    assert all(len(line) <= 44 for line in seen[bar:])
-    assert "step 300/400" in seen[bar]
+    _, written = run_on_terminal(build_program(), columns=44)
+    lines = screen(written)
+
+    bar = next(place for place, line in enumerate(lines) if line.startswith("train"))
+
+    assert all(len(line) <= 44 for line in lines[bar:])
+    assert "step 300/400" in lines[bar]
 
 
 def test_a_terminal_that_cannot_draw_gets_lines() -> None:
-    _, written = on_terminal(program(), TERM="dumb")
+    _, written = run_on_terminal(build_program(), TERM="dumb")
+
     assert "\x1b" not in written
     assert len(written.splitlines()) == 7
 
 
 def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
     body = "[writer.write(train(step)) for step in range(1, 5000)]; open(sys.argv[1], 'w').close()"
-    command = [*program(body), str(tmp_path / "done")]
+    command = [*build_program(body), str(tmp_path / "done")]
+
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()
+
     assert (tmp_path / "done").exists()
     assert errors.count("the output is closed") == 1
 
@@ -201,7 +225,9 @@ def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixt
     for later in reports[1:]:
         writer.write(later)
         writer.flush()
+
     writer.close()
+
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         "progress is no longer shown: the output is closed"
     ]
@@ -209,22 +235,28 @@ def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixt
 
 def test_a_message_keeps_its_lines_and_loses_control_characters() -> None:
     stream = io.StringIO()
+
     ConsoleWriter(stream).log("one\ntwo\x1b[31m\r\x07[bold]")
+
     assert stream.getvalue() == "one\ntwo [31m  [bold]\n"
 
 
 def test_a_stream_that_cannot_encode_a_name_gets_it_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     ConsoleWriter(stream).write(report(1, größe=1))
+
     stream.seek(0)
+
     assert stream.read() == "train | step 1 | gr\\xf6\\xdfe 1\n"
 
 
 def test_an_activity_is_told_of_when_it_lasts_and_now_and_then() -> None:
     stream = io.StringIO()
     writer = ConsoleWriter(stream, activity_after=10.0, activity_every=60.0)
+
     for seconds in (9.0, 11.0, 40.0, 71.0):
         writer.show_activity(Activity(EVALUATING, 200, 3, 20, seconds))
+
     assert [line.split(" | ")[3] for line in stream.getvalue().splitlines()] == [
         "0:00:11",
         "0:01:11",
@@ -234,9 +266,11 @@ def test_an_activity_is_told_of_when_it_lasts_and_now_and_then() -> None:
 def test_an_activity_that_is_over_leaves_nothing_on_a_terminal() -> None:
     stream = io.StringIO()
     writer = ConsoleWriter(stream, interactive=True)
+
     writer.show_activity(Activity(EVALUATING, 0, 3, 20, 11.0))
     writer.flush()
     writer.show_activity(None)
+
     assert "evaluating | step 0 | batch 3/20" in stream.getvalue()
     assert not any(screen(stream.getvalue()))
 
@@ -246,11 +280,19 @@ def test_the_time_left_goes_down_between_reports() -> None:
     stream = io.StringIO()
     writer = ConsoleWriter(stream, interactive=True, clock=lambda: now[0])
     writer.write(report(100, total_steps=200, steps_per_second=10.0))
+
     writer.flush()
+
     assert "0:00:10 left" in stream.getvalue()
+
     now[0] = 4.0
+
     writer.flush()
+
     assert "0:00:06 left" in stream.getvalue()
+
     now[0] = 40.0
+
     writer.close()
+
     assert "0:00:00 left" in stream.getvalue()

@@ -35,7 +35,7 @@ def write(path: Path, *reports: Report, resume: int | None = None) -> None:
     writer.close()
 
 
-def places(path: Path) -> list[tuple[str, int]]:
+def list_places(path: Path) -> list[tuple[str, int]]:
     return [(record["kind"], record["step"]) for record in read_active_history(path)]
 
 
@@ -43,6 +43,7 @@ def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.jsonl"
     metrics = {"loss": np.float32(0.5), "digits": {"accuracy": 1}, "image": np.zeros(3)}
     rates = {"steps_per_second": 10.5, "examples_per_second": 336.0, "seconds": 2.0}
+
     write(path, report(np.int64(20), total_steps=40, metrics=metrics, **rates))  # type: ignore[arg-type]
     expected = {
         "kind": "train",
@@ -50,21 +51,26 @@ def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
         **rates,
         "metrics": {"loss": 0.5, "digits/accuracy": 1.0},
     }
+
     assert json_lines(path) == [expected]
     assert read_active_history(path) == [expected]
 
 
 def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write(
         path,
         report(
             1, a=math.nan, b=math.inf, c=-math.inf, d=np.float32("nan"), steps_per_second=math.inf
         ),
     )
+
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
+
     record = read_active_history(path)[0]
-    assert record["metrics"]["b"] == math.inf and record["metrics"]["c"] == -math.inf
+    assert record["metrics"]["b"] == math.inf
+    assert record["metrics"]["c"] == -math.inf
     assert math.isnan(record["metrics"]["a"])
     assert record["steps_per_second"] == math.inf
 
@@ -72,30 +78,40 @@ def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> Non
 def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = JsonLinesWriter(path)
+
     writer.write(report(1, loss=1.0))
-    assert places(path) == [("train", 1)]
+
+    assert list_places(path) == [("train", 1)]
+
     writer.write(report(2, loss=1.0))
+
     writer.flush()
-    assert places(path) == [("train", 1), ("train", 2)]
+
+    assert list_places(path) == [("train", 1), ("train", 2)]
+
     writer.close()
     writer.close()
 
 
 def test_nothing_is_made_before_the_first_report(tmp_path: Path) -> None:
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+
     writer.resume(0)
     writer.flush()
     writer.close()
+
     assert list(tmp_path.iterdir()) == []
     assert read_active_history(tmp_path / "metrics.jsonl") == []
 
 
 def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write(path, report(5), report(5, CHANGE, learning_rate=0.1))
     write(
         path, report(5, CHANGE, learning_rate=0.1), report(5, CHANGE, learning_rate=0.2), resume=5
     )
+
     assert [line["metrics"] for line in json_lines(path)] == [
         {},
         {"learning_rate": 0.1},
@@ -107,8 +123,10 @@ def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> Non
 def test_changes_at_one_step_count_each(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     both = report(5, CHANGE, learning_rate=0.1, weight=1.0)  # as earlier versions wrote them
+
     write(path, both, report(5, CHANGE, weight=1.0))
     write(path, report(6, CHANGE, weight=2.0), report(6, CHANGE, learning_rate=3.0))
+
     assert [line["metrics"] for line in json_lines(path)] == [
         {"learning_rate": 0.1, "weight": 1.0},
         {"weight": 2.0},
@@ -136,12 +154,15 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
         else:
             writer.write(report(step, kind, number=number))
             expected.setdefault((kind, step), float(number))
+
     writer.close()
-    found = places(path)
-    assert len(found) == len(set(found))
-    assert [step for _, step in found] == sorted(step for _, step in found)
+    pairs = list_places(path)
+
+    assert len(pairs) == len(set(pairs))
+    assert [step for _, step in pairs] == sorted(step for _, step in pairs)
+
     records = read_active_history(path)
-    assert found == steps_of(json_lines(path))
+    assert pairs == list_steps(json_lines(path))
     assert {
         (record["kind"], record["step"]): record["metrics"]["number"] for record in records
     } == expected
@@ -158,12 +179,14 @@ def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
         "text",
         None,
     ]
+
     with open(path, "a") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
         stream.write(
             "\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n'
         )
-    assert places(path) == [("train", 1), ("train", 5)]
+
+    assert list_places(path) == [("train", 1), ("train", 5)]
     assert math.isnan(curve(path, "loss")[-1][1])
     assert curve(path, "acc")[-1][1] == math.inf
 
@@ -171,7 +194,9 @@ def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
 def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     train = report(1, loss=1.0, steps_per_second=7.0, seconds=1.5)
+
     write(path, train, report(1, "validation", loss=3.0, set={"acc": 0.5}))
+
     assert curve(path, "loss", "train") == [(1, 1.0)]
     assert curve(path, "loss", "validation")[-1][1] == 3.0
     assert curve(path, "set/acc")[-1][1] == 0.5
@@ -202,27 +227,31 @@ for step, room in ((1, -1), (2, 150), (3, -1)):
 writer.close()
 """
     path = tmp_path / "metrics.jsonl"
+
     assert run_program(code, path).stdout == "2\n"
-    assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
+    assert list_places(path) == [("train", 1), ("train", 2), ("train", 3)]
 
 
-def superseded(path: Path) -> list[dict[str, Any]]:
+def read_superseded(path: Path) -> list[dict[str, Any]]:
     return json_lines(Path(superseded_path(path)))
 
 
-def steps_of(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+def list_steps(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
     return [(line["kind"], line["step"]) for line in lines]
 
 
 def test_what_is_superseded_is_kept_in_a_file_beside(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write(path, report(100), report(200), report(200, "validation", acc=0.5), report(300))
     write(path, report(200, loss=7.0), report(300), resume=100)
     write(path, resume=200)
+
     assert superseded_path(path) == str(tmp_path / "metrics.superseded.jsonl")
-    assert steps_of(json_lines(path)) == [("train", 100), ("train", 200)]
-    lines = superseded(path)
-    assert steps_of(lines) == [
+    assert list_steps(json_lines(path)) == [("train", 100), ("train", 200)]
+
+    lines = read_superseded(path)
+    assert list_steps(lines) == [
         *(("resume", 100), ("train", 200), ("validation", 200), ("train", 300)),
         *(("resume", 200), ("train", 300)),
     ]
@@ -234,18 +263,24 @@ def test_a_resume_at_the_newest_step_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(100), report(100, "validation"))
     before = (path.stat().st_ino, path.stat().st_mtime_ns)
+
     write(path, resume=100)
     write(path, resume=5000)
+
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == before
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
 def test_an_empty_file_is_a_history_of_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     path.touch()
+
     assert not has_report(path, "train", 1)
+
     write(path, report(1), resume=0)
-    assert places(path) == [("train", 1)]
+
+    assert list_places(path) == [("train", 1)]
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
@@ -256,8 +291,11 @@ def test_a_cut_last_line_is_moved_too(tmp_path: Path, cut: int) -> None:
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     path.write_bytes(whole[: first + cut])
+
     write(path, resume=1)
+
     assert path.read_bytes() == whole[:first]
+
     mark, torn = Path(superseded_path(path)).read_bytes().splitlines()
     assert json.loads(mark) == {"kind": "resume", "step": 1, "superseded": 1}
     assert torn == whole[first : first + cut]
@@ -268,9 +306,11 @@ def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) ->
     write(path, report(1))
     with open(path, "ab") as stream:
         stream.write(b"\xff\0\n\xfe")
+
     write(path, report(2), resume=1)
     write(path, resume=1)
-    assert places(path) == [("train", 1)]
+
+    assert list_places(path) == [("train", 1)]
     assert len(Path(superseded_path(path)).read_bytes().splitlines()) == 4
 
 
@@ -286,7 +326,7 @@ OLD = [
 
 
 def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
-    """Writes what earlier versions wrote: marks in place, evaluations twice. The metric tells the line's place."""
+    """Writes what earlier versions wrote. The metric of a line is its place."""
     with open(path, "w") as stream:
         for number, (kind, step) in enumerate(lines):
             metrics = {} if kind == RESUME else {"metrics": {"number": number}}
@@ -295,52 +335,66 @@ def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
 
 def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write_old(path, OLD)
+
     assert curve(path, "number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
-    assert has_report(path, "train", 2) and has_report(path, "validation", 1)
+    assert has_report(path, "train", 2)
+    assert has_report(path, "validation", 1)
     assert not has_report(path, "train", 3)
+
     write_old(
         path,
         [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)],
     )
+
     assert not has_report(path, "validation", 2)
 
 
 def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write_old(path, OLD)
     write(path, report(3), resume=2)
-    assert steps_of(json_lines(path)) == [
+
+    assert list_steps(json_lines(path)) == [
         ("train", 1),
         ("validation", 1),
         ("train", 2),
         ("train", 3),
     ]
     assert [line["metrics"].get("number") for line in json_lines(path)] == [0, 5, 6, None]
+
     moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
-    assert steps_of(superseded(path)) == moved
+    assert list_steps(read_superseded(path)) == moved
 
 
 def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     assert not has_report(path, "train", 1)
+
     write(path, report(20), report(20, "validation"), report(200))
-    assert (
-        has_report(path, "train", 20)
-        and has_report(path, "validation", 20)
-        and has_report(path, "train", 200)
-    )
+
+    assert has_report(path, "train", 20)
+    assert has_report(path, "validation", 20)
+    assert has_report(path, "train", 200)
+
     for kind, step in (("train", 2), ("validation", 200), ("trai", 20), ("train", 0)):
         assert not has_report(path, kind, step)
+
     with open(path, "a") as stream:
         stream.write('{"kind": "train", "step": 300, "metr')
+
     assert not has_report(path, "train", 300)
 
 
 def test_the_fields_that_depend_on_the_clock_are_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write(path, report(1))
     (line,) = json_lines(path)
+
     assert set(line) - set(WALL_CLOCK_FIELDS) == {"kind", "step", "metrics"}
     assert set(WALL_CLOCK_FIELDS) < set(line)
 
@@ -364,14 +418,23 @@ JsonLinesWriter(sys.argv[1]).resume(2)
 )
 def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> None:
     path = tmp_path / "metrics.jsonl"
+
     write(path, *(report(step) for step in (1, 2, 3, 4)))
     before = path.read_bytes()
+
     assert run_program(KILLED_IN_A_RESUME, path, point).returncode == -signal.SIGKILL
     assert path.read_bytes() == before
+
     write(path, report(3), report(4), resume=2)
-    assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(json_lines(path))
+
+    assert (
+        list_places(path)
+        == [("train", step) for step in (1, 2, 3, 4)]
+        == list_steps(json_lines(path))
+    )
+
     batch = [("resume", 2), ("train", 3), ("train", 4)]
-    assert steps_of(superseded(path)) == batch * (1 if point == "history.supersede" else 2)
+    assert list_steps(read_superseded(path)) == batch * (1 if point == "history.supersede" else 2)
 
 
 def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
@@ -379,8 +442,10 @@ def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> N
     write(path, report(1), report(2))
     before = path.read_bytes()
     os.mkdir(superseded_path(path))
+
     with pytest.raises(StorageError):
         JsonLinesWriter(path).resume(1)
+
     assert path.read_bytes() == before
 
 
@@ -390,21 +455,26 @@ def test_a_resume_near_the_end_of_a_long_run_moves_its_end(tmp_path: Path) -> No
         stream.writelines(
             f'{{"kind": "train", "step": {step}, "metrics": {{}}}}\n' for step in range(100_000)
         )
+
     JsonLinesWriter(path).resume(99_000)
-    assert len(superseded(path)) == 1 + 999
-    assert places(path)[-1] == ("train", 99_000)
+
+    assert len(read_superseded(path)) == 1 + 999
+    assert list_places(path)[-1] == ("train", 99_000)
 
 
-EVAL_INTERVAL, SAVE_INTERVAL = 3, 2
+EVAL_INTERVAL = 3
+SAVE_INTERVAL = 2
 
 
 def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, int]:
-    """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at each checkpoint.
+    """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at
+    each checkpoint.
 
     Each step is reported, then saved every SAVE_INTERVAL, then evaluated every EVAL_INTERVAL, as a
     Controller does. An evaluation that was due and has no line is made up at the start.
     """
-    writer, sizes = JsonLinesWriter(path), {}
+    writer = JsonLinesWriter(path)
+    sizes = {}
     writer.resume(start)
     for step in range(start, end + 1):
         if step > start:
@@ -418,7 +488,7 @@ def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, 
     return sizes
 
 
-def timeless(path: Path) -> list[dict[str, Any]]:
+def read_without_times(path: Path) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS}
         for line in json_lines(path)
@@ -435,8 +505,10 @@ def test_a_killed_runs_history_equals_that_of_one_never_killed(
 ) -> None:
     folder = tmp_path_factory.mktemp("kills")
     run(folder / "whole.jsonl", end)
-    path, checkpoints = folder / "metrics.jsonl", {0: 0}
+    path = folder / "metrics.jsonl"
+    checkpoints = {0: 0}
     checkpoints |= run(path, end)
+
     for attempt, (share, older) in enumerate(kills, start=1):
         # The file is cut at any byte. Checkpoints are those that were saved by then; the newest may
         # be damaged.
@@ -446,4 +518,5 @@ def test_a_killed_runs_history_equals_that_of_one_never_killed(
         start = sorted(checkpoints)[-1 - min(older, len(checkpoints) - 1)]
         checkpoints = {step: length for step, length in checkpoints.items() if step <= start}
         checkpoints |= run(path, end, start, attempt=attempt)
-    assert timeless(path) == timeless(folder / "whole.jsonl")
+
+    assert read_without_times(path) == read_without_times(folder / "whole.jsonl")

@@ -32,4 +32,5 @@ def test_a_window_is_its_first_and_its_last_step(text: str, steps: tuple[int, in
 def test_what_is_no_window_is_told_with_what_one_looks_like(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told) as error:
         parse_profile_steps(text)
+
     assert repr(text) in str(error.value)

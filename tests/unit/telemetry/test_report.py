@@ -13,4 +13,5 @@ def test_reading_and_showing_reports_needs_no_tensorflow() -> None:
         "time_advice",
     )
     modules = [f"trainer_kit.telemetry.{name}" for name in names]
+
     assert imported_by(modules, "tensorflow", "keras", "orbit") == []

@@ -19,6 +19,7 @@ def test_a_training_line_has_all_figures() -> None:
         examples_per_second=39504.2,
         best=("accuracy", 0.5, 100),
     )
+
     assert (
         lines.format_single_report(built)
         == "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss"
@@ -37,6 +38,7 @@ def test_a_line_of_a_run_with_epochs_names_the_epoch(
     total: int | None, epochs: int | None, expected: str
 ) -> None:
     place = EpochProgress(epoch=2, epochs=epochs, step=50, steps=100)
+
     assert expected in lines.format_single_report(
         report(150, total_steps=total, epoch_progress=place)
     )
@@ -45,7 +47,9 @@ def test_a_line_of_a_run_with_epochs_names_the_epoch(
 def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     metrics = {"digits": {"accuracy": 0.98333}}
     best = ("digits/accuracy", 0.98333, 200)
+
     built = report(200, "validation", metrics=metrics, seconds=1.5, best=best)
+
     assert (
         lines.format_single_report(built)
         == "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at"
@@ -56,6 +60,7 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
 def test_the_best_of_other_weights_is_shown_once() -> None:
     metrics = {"loss": 0.5, "weights": {"loss": 0.75, "best_loss": 0.25}}
     built = report(9, "validation", total_steps=10, metrics=metrics, best=("weights|loss", 0.25, 3))
+
     assert lines.format_single_report(built).endswith(
         "| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3"
     )
@@ -72,6 +77,7 @@ def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
         best=("dev|accuracy", 0.75, 3),
         seconds_of_sets={"dev": 0.5, "rare": 1.25},
     )
+
     assert lines.format_report_lines(built) == [
         "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
         "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
@@ -161,6 +167,7 @@ def test_the_time_left_is_told_where_it_can_be(
     total: int | None, rate: float | None, left: float | None
 ) -> None:
     built = report(100, total_steps=total, steps_per_second=rate)
+
     assert lines.estimate_seconds_left(built) == left
     assert len(lines.format_time_left(built)) == (left is not None)
 

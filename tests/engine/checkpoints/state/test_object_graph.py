@@ -1,4 +1,4 @@
-"""The message in which TensorFlow writes the objects of a checkpoint. The rest is in test_restore.py."""
+"""The message in which TensorFlow writes the objects of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def test_a_value_with_several_paths_has_all_of_them(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint(
         model={"a": weight}, average={"b/c": weight}, step=tf.Variable(3)
     )
+
     graph = CheckpointGraph(checkpoint.save(str(tmp_path / "ckpt")))
+
     assert graph.shapes_by_name(depth=2) == {"model/a": (2,), "average/b/c": (2,), "step": ()}
     assert len(graph.shapes_by_name()) == 2

@@ -33,21 +33,19 @@ class _Part:
         self.given.append(value)
 
 
-def _with(**parts: _Part) -> PythonState:
+def _create_state(**parts: _Part) -> PythonState:
     state = PythonState()
     for name, part in parts.items():
         state.add(name, functools.partial(getattr, part, "value"), part.put)
+
     return state
-
-
-def _sections(state: PythonState) -> dict[str, Any]:
-    return {"run_state": state.variable, ARRAYS: state.arrays}
 
 
 def _copy(source: PythonState, target: PythonState, folder: Path) -> None:
     """Stores a state in a checkpoint, and loads it into another one."""
     source.store()
-    path = tf.train.Checkpoint(**_sections(source)).write(str(folder / "ckpt-1"))
+    sections = {"run_state": source.variable, ARRAYS: source.arrays}
+    path = tf.train.Checkpoint(**sections).write(str(folder / "ckpt-1"))
     tf.train.Checkpoint(run_state=target.variable).read(path).expect_partial()
     target.load(path)
 
@@ -65,43 +63,61 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_part_comes_back_exactly(tmp_path: Path, kind: str) -> None:
-    saved, read = _Part(VALUES[kind]), _Part("other")
-    _copy(_with(part=saved), _with(part=read), tmp_path)
+    saved = _Part(VALUES[kind])
+    read = _Part("other")
+
+    _copy(_create_state(part=saved), _create_state(part=read), tmp_path)
+
     assert repr(read.value) == repr(VALUES[kind])
 
 
 def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data, new = _Part(), _Part(9)
-    source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
-    _copy(source, _with(data=data, new=new), tmp_path)
-    assert (data.given, new.given) == ([1], [None])
+    data = _Part()
+    new = _Part(9)
+    source = _create_state(data=_Part(1), action=_Part(2), zebra=_Part(3))
+
+    _copy(source, _create_state(data=data, new=new), tmp_path)
+
+    assert data.given == [1]
+    assert new.given == [None]
     assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint holds state of parts that this run does not have, and it is not used: action, zebra"
+        (
+            "the checkpoint holds state of parts that this run does not have, and it is not "
+            "used: action, zebra"
+        )
     ]
 
 
 def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
     part = _Part(5)
-    state = _with(part=part)
+    state = _create_state(part=part)
+
     state.store()
     state.load("")
     state.clear()
-    assert part.given == [5, None] and state.variable.numpy() == b""
+
+    assert part.given == [5, None]
+    assert state.variable.numpy() == b""
 
 
 def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
-    first, second = _Part(1), _Part(2)
-    state = _with(part=first)
+    first = _Part(1)
+    second = _Part(2)
+    state = _create_state(part=first)
     state.add("part", lambda: second.value, second.put)
+
     state.store()
     state.load("")
-    assert (first.given, second.given) == ([], [2])
+
+    assert first.given == []
+    assert second.given == [2]
 
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
-    state = _with(part=_Part({1, 2}))
+    state = _create_state(part=_Part({1, 2}))
+
     with pytest.raises(
         UsageError, match=r"the state of part cannot be saved: .* return numbers, strings"
     ):
@@ -119,34 +135,43 @@ VALUES_OF_ARRAYS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _bits(array: Any) -> tuple[Any, ...]:
+def _read_bits(array: Any) -> tuple[Any, ...]:
     value = np.asarray(array)
     return value.dtype, value.shape, value.tobytes()
 
 
 @pytest.mark.parametrize("kind", VALUES_OF_ARRAYS)
 def test_arrays_and_variables_come_back_bit_by_bit(tmp_path: Path, kind: str) -> None:
-    value, read = VALUES_OF_ARRAYS[kind](), _Part()
-    source = _with(part=_Part({"inner": [value]}))
-    _copy(source, _with(part=read), tmp_path)
-    assert _bits(read.value["inner"][0]) == _bits(value)
-    assert b"base64" not in source.variable.numpy() and len(source.variable.numpy()) < 60
+    value = VALUES_OF_ARRAYS[kind]()
+    read = _Part()
+    source = _create_state(part=_Part({"inner": [value]}))
+
+    _copy(source, _create_state(part=read), tmp_path)
+
+    assert _read_bits(read.value["inner"][0]) == _read_bits(value)
+    assert b"base64" not in source.variable.numpy()
+    assert len(source.variable.numpy()) < 60
 
 
 def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
     read = _Part()
-    state = _with(part=read)
+    state = _create_state(part=read)
     earlier = {"dtype": "int16", "shape": [2, 1], "data": "AQACAA=="}
     state.variable.assign(json.dumps({"part": [{"trainer_kit/array": earlier}, 3]}))
+
     state.load("")
-    assert _bits(read.value[0]) == _bits(np.array([[1], [2]], np.int16)) and read.value[1] == 3
+
+    assert _read_bits(read.value[0]) == _read_bits(np.array([[1], [2]], np.int16))
+    assert read.value[1] == 3
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_each_save_has_the_arrays_of_its_time_whatever_shape(
     tmp_path: Path, asynchronous: bool
 ) -> None:
-    step, run, part = tf.Variable(0, dtype=tf.int64), tf.Module(), _Part()
+    step = tf.Variable(0, dtype=tf.int64)
+    run = tf.Module()
+    part = _Part()
     run.weight = tf.Variable([0.0])
     state = TrainState(step, run, keras.optimizers.SGD(), None, None, seed=0)
     state.python_state.add("part", lambda: part.value, part.put)
@@ -162,16 +187,18 @@ def test_each_save_has_the_arrays_of_its_time_whatever_shape(
         )
         manager.save(number)
         part.value = "after the save was asked for"
+
     manager.sync()
     for number, shape in enumerate(shapes):
         path = f"{tmp_path}/ckpt-{number}"
         restore(state.checkpoint, path, strict=True)
         state.after_restore(path)
         if shape is None:
-            assert part.value is None and "run_arrays" not in str(tf.train.list_variables(path))
+            assert part.value is None
+            assert "run_arrays" not in str(tf.train.list_variables(path))
         else:
-            assert _bits(part.value["a"]) == _bits(np.full(shape, number, np.float16))
-            assert _bits(part.value["b"]) == _bits(np.full((2, 2), number))
+            assert _read_bits(part.value["a"]) == _read_bits(np.full(shape, number, np.float16))
+            assert _read_bits(part.value["b"]) == _read_bits(np.full((2, 2), number))
 
 
 def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
@@ -190,5 +217,6 @@ def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
     again, _ = run(1, 2)
     restore(again.checkpoint, path, strict=True)
     smaller, _ = run(1)
+
     with pytest.raises(UsageError, match="does not fit this run"):
         restore(smaller.checkpoint, path, strict=True)

@@ -28,7 +28,11 @@ class _Task:
     def __init__(self) -> None:
         self.layers = _Layers()
         hidden = tf.Variable(0.0, name="hidden")
-        self.count = lambda: hidden.assign_add(1.0)
+
+        def count() -> None:
+            hidden.assign_add(1.0)
+
+        self.count = count
 
     def step(self) -> None:
         self.layers.count.assign_add(self.layers.level)
@@ -60,33 +64,43 @@ ATTRIBUTES = {"layers/count", "layers/level"}
 HIDDEN = "0 float32 []"
 
 
-def _graph(function: Any) -> tf.Graph:
+def _trace_graph(function: Any) -> tf.Graph:
     return tf.function(function, autograph=False).get_concrete_function().graph
 
 
 def test_attributes_and_what_a_compiled_step_changes_are_kept() -> None:
     run = _Run()
-    run.state.track_step_state(_graph(run.task.step), [])
-    assert run.state.step_is_known and run.names == {*ATTRIBUTES, HIDDEN}
+
+    run.state.track_step_state(_trace_graph(run.task.step), [])
+
+    assert run.state.step_is_known
+    assert run.names == {*ATTRIBUTES, HIDDEN}
 
 
 def test_of_a_step_that_is_not_compiled_attributes_are_kept() -> None:
     run = _Run()
+
     run.state.track_step_state(None, [])
-    assert run.state.step_is_known and run.names == ATTRIBUTES
+
+    assert run.state.step_is_known
+    assert run.names == ATTRIBUTES
 
 
 def test_what_needs_no_saving_is_not_kept() -> None:
     run = _Run(exclude="count")
-    run.state.track_step_state(_graph(run.task.step), run.without)
+
+    run.state.track_step_state(_trace_graph(run.task.step), run.without)
+
     assert run.names == {"layers/level", HIDDEN}
 
 
 def test_what_the_first_step_makes_is_kept_at_the_save() -> None:
     run = _Run()
-    run.state.track_step_state(_graph(run.task.step), [])
+
+    run.state.track_step_state(_trace_graph(run.task.step), [])
     run.task.make()
     run.state.track_attributes([])
+
     assert run.names == {*ATTRIBUTES, HIDDEN, "made"}
 
 
@@ -96,8 +110,9 @@ def test_state_that_cannot_be_saved_is_an_error_if_required() -> None:
     def enqueue() -> None:
         queue.enqueue(1.0)
 
-    step = _graph(enqueue)
+    step = _trace_graph(enqueue)
     _Run().state.track_step_state(step, [])
+
     with pytest.raises(UsageError, match="require_exact_resume: the training step changes a queue"):
         _Run(required=True).state.track_step_state(step, [])
 
@@ -109,5 +124,7 @@ def test_a_save_from_another_thread_waits_for_an_evaluation() -> None:
         save.start()
         save.join(0.2)
         assert save.is_alive()
+
     save.join()
+
     assert run.names == ATTRIBUTES

@@ -16,28 +16,29 @@ from trainer_kit.checkpoints.state.variable_names import (
 )
 
 
-def _model() -> keras.Model:
+def _build_model() -> keras.Model:
     return keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
     )
 
 
-def _adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+def _create_adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     return optimizer
 
 
-def _adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+def _create_adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.Adam()
     optimizer.build([*model.trainable_variables, *other.trainable_variables])
     return optimizer
 
 
-def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+def _create_scaled_adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
     optimizer.apply(
-        [tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables
+        [tf.zeros(variable.shape) for variable in model.trainable_variables],
+        model.trainable_variables,
     )
     return optimizer
 
@@ -45,23 +46,30 @@ def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optim
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (_adam, "adam/sequential/dense_1/kernel/velocity"),
-        (_adam_of_both, "adam/others/sequential/dense_1/kernel/velocity"),
-        (_adam_in_a_loss_scale, "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity"),
+        (_create_adam, "adam/sequential/dense_1/kernel/velocity"),
+        (_create_adam_of_both, "adam/others/sequential/dense_1/kernel/velocity"),
+        (_create_scaled_adam, "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity"),
     ],
 )
 def test_names_do_not_depend_on_what_the_process_built_before(
     make: Callable[..., Any], name: str
 ) -> None:
-    first, second = _model(), _model()
+    first = _build_model()
+    second = _build_model()
+
     assert first.layers[0].path != second.layers[0].path
     assert list(model_variables(first)) == list(model_variables(second))
-    names = [list(optimizer_variables(make(model, _model()), model)) for model in (first, second)]
-    assert names[0] == names[1] and name in names[0]
+
+    names = [
+        list(optimizer_variables(make(model, _build_model()), model)) for model in (first, second)
+    ]
+    assert names[0] == names[1]
+    assert name in names[0]
 
 
 def test_numbers_count_below_the_same_parent() -> None:
     paths = ["net_4/dense_8/kernel", "net_4/dense_9/kernel", "net_4/block_2/dense_11/kernel"]
+
     assert canonical_paths(paths) == [
         "net/dense/kernel",
         "net/dense_1/kernel",
@@ -74,7 +82,8 @@ def test_order_of_numbers_is_kept_not_order_of_appearance() -> None:
 
 
 def test_seed_generators_are_among_the_variables() -> None:
-    tracked = model_variables(_model())
+    tracked = model_variables(_build_model())
+
     assert any("seed_generator" in name for name in tracked)
     assert all(isinstance(variable, tf.Variable) for variable in tracked.values())
 
@@ -85,24 +94,32 @@ def test_variables_of_one_name_stay_apart() -> None:
     module.variables_of_one_name = variables
     adam = keras.optimizers.Adam()
     adam.build(module.trainable_variables)
+
     tracked = optimizer_variables(adam, module)
+
     assert len(tracked) == len(adam.variables)
 
 
 def test_modules_and_keras_two_models_are_tracked_as_they_are() -> None:
     module = tf.Module()
     keras_two = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+
     assert model_variables(module) is module
     assert model_variables(keras_two) is keras_two
 
 
 def test_what_a_checkpoint_can_hold_as_it_is_stays_so() -> None:
-    variable, keras_variable = tf.Variable(1.0), keras.Variable(2.0)
+    variable = tf.Variable(1.0)
+    keras_variable = keras.Variable(2.0)
+
     held = item_variables([variable, {"inner": keras_variable}])
-    assert held[0] is variable and held[1]["inner"] is keras_variable.value
+
+    assert held[0] is variable
+    assert held[1]["inner"] is keras_variable.value
 
 
 def test_a_nested_checkpoint_holds_the_values_of_its_variables() -> None:
     keras_variable = keras.Variable(2.0)
     held = item_variables(tf.train.Checkpoint(weight=keras_variable))
+
     assert held.weight is keras_variable.value

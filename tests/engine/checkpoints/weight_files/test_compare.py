@@ -14,13 +14,13 @@ from trainer_kit.checkpoints.weight_files.tensorflow_file import TensorFlowFile
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
 
-def _file(path: Path, **values: object) -> TensorFlowFile:
+def _write_file(path: Path, **values: object) -> TensorFlowFile:
     variables = {name: tf.Variable(value) for name, value in values.items()}
     return TensorFlowFile(tf.train.Checkpoint(**variables).write(str(path)))
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "detail"),
+    ("value", "other", "detail"),
     [
         (np.int64(2**62), np.int64(2**62 + 1), "1 of 1 values, by at most 1"),
         (np.uint8([1, 2]), np.uint8([2, 0]), "2 of 2 values, by at most 2"),
@@ -33,32 +33,35 @@ def _file(path: Path, **values: object) -> TensorFlowFile:
     ],
 )
 def test_values_are_compared_in_their_dtype(
-    one: object, other: object, detail: str, tmp_path: Path
+    value: object, other: object, detail: str, tmp_path: Path
 ) -> None:
     rows, equal = compare_weights(
-        _file(tmp_path / "one", x=one, y=1.0), _file(tmp_path / "other", x=other, y=1.0)
+        _write_file(tmp_path / "one", x=value, y=1.0),
+        _write_file(tmp_path / "other", x=other, y=1.0),
     )
+
     assert rows == [["x", "of another value", detail]]
     assert equal == 1
 
 
 def test_nan_is_equal_to_nan(tmp_path: Path) -> None:
     first, second = (
-        _file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other")
+        _write_file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other")
     )
+
     assert compare_weights(first, second) == ([], 1)
 
 
 def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
-    one, other = (
-        _file(tmp_path / "one", stage_1=1.0, stage_2=2.0),
-        _file(tmp_path / "other", stage_2=2.0, stage_3=3.0),
-    )
-    rows, _ = compare_weights(one, other)
+    first = _write_file(tmp_path / "one", stage_1=1.0, stage_2=2.0)
+    second = _write_file(tmp_path / "other", stage_2=2.0, stage_3=3.0)
+
+    rows, _ = compare_weights(first, second)
+
     assert [name for name, _, _ in rows] == ["stage_1", "stage_3"]
-    numbered, later = (
-        _file(tmp_path / "two", fc=1.0, fc_1=2.0),
-        _file(tmp_path / "three", fc_7=1.0, fc_8=2.0),
-    )
+
+    numbered = _write_file(tmp_path / "two", fc=1.0, fc_1=2.0)
+    later = _write_file(tmp_path / "three", fc_7=1.0, fc_8=2.0)
+
     assert common_names(numbered, later)[1] == {"fc": "fc_7", "fc_1": "fc_8"}
     assert compare_weights(numbered, later) == ([], 2)

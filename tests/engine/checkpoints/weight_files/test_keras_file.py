@@ -19,9 +19,12 @@ def test_names_that_keras_2_has_split_are_joined(tmp_path: Path) -> None:
         for number in range(30)
     ]
     net = keras.Sequential([keras.Input((1,)), keras.Sequential(layers, name="inner")])
+
     net.save(tmp_path / "net.h5")
+
     with h5py.File(tmp_path / "net.h5") as file:
         assert "weight_names0" in file["model_weights/inner"].attrs
+
     assert len(KerasFile(str(tmp_path / "net.h5")).shapes) == 60
 
 
@@ -29,6 +32,7 @@ def test_a_file_without_variables_is_an_error(tmp_path: Path) -> None:
     keras.Sequential([keras.Input((1,)), keras.layers.ReLU()]).save_weights(
         tmp_path / "net_1.0.weights.h5"
     )
+
     with pytest.raises(
         UsageError, match=r"net_1.0.weights.h5, a Keras file \(.weights.h5\), holds no variables"
     ):

@@ -29,13 +29,16 @@ from trainer_kit.training.trainer_creation import create_trainer
 
 def test_a_dataset_is_no_source_and_arrays_and_own_classes_are() -> None:
     source = ArraySource(np.zeros(3), training_data(1))
-    assert isinstance(source, Source) and isinstance(_Recorded(source, []), Source)
+
+    assert isinstance(source, Source)
+    assert isinstance(_Recorded(source, []), Source)
     assert not isinstance(tf.data.Dataset.range(3), Source)
 
 
 def test_a_plain_dataset_is_described_by_length_and_spec() -> None:
     data = tf.data.Dataset.range(10).batch(4)
     spec = "TensorSpec(shape=(None,), dtype=tf.int64, name=None)"
+
     assert get_data_identity(data) == {"batches": 3, "element_spec": spec}
     assert get_data_identity(data, " of one replica") == {
         "batches of one replica": 3,
@@ -52,7 +55,8 @@ class _Recorded:
     """A source of a user's own, which keeps what it was asked for."""
 
     def __init__(self, source: ArraySource, asked: list[tuple[int, int]]) -> None:
-        self._source, self._asked = source, asked
+        self._source = source
+        self._asked = asked
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
@@ -62,7 +66,7 @@ class _Recorded:
 
 
 class _RecordingTask(LinearTask):
-    """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and learn nothing."""
+    """Keeps (section, position, replicas) of what the Trainer asks for, and learns nothing."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -82,7 +86,7 @@ class _RecordingTask(LinearTask):
         return {self.loss: tf.reduce_mean(inputs[0])}
 
 
-def _trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
+def _create_trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
     config = linear_experiment()
     with replicas(count).scope():
         task = _RecordingTask(config.task)
@@ -90,35 +94,40 @@ def _trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
 
 
 def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) -> None:
-    first, asked = _trainer(2)
-    assert asked == {
-        "train": [],
-        "validation": [],
-    }  # nothing is asked for before it is known where to start
+    first, asked = _create_trainer(2)
+
+    # Nothing is asked for before it is known where to start.
+    assert asked == {"train": [], "validation": []}
+
     first.train(tf.constant(3))
     first.train(tf.constant(4))
     first.evaluate(tf.constant(2))
+
     assert asked == {"train": [(0, 2)], "validation": [(0, 2)]}
+
     path = first.checkpoint.write(str(tmp_path / "ckpt-7"))
 
-    resumed, asked = _trainer(2)
+    resumed, asked = _create_trainer(2)
+
     resumed.checkpoint.read(path)
     resumed.after_restore(path)
     resumed.evaluate(tf.constant(2))
     resumed.train(tf.constant(5))
+
     assert asked == {"train": [(7, 2)], "validation": [(0, 2)]}
 
     resumed.checkpoint.read(path)  # and a rollback moves to the position of the restored step
     resumed.after_restore(path)
     resumed.train(tf.constant(1))
+
     assert asked["train"] == [(7, 2), (7, 2)]
 
 
-def _array_inputs(params: DataConfig, input_context: Any = None) -> ArraySource:
+def _build_array_inputs(params: DataConfig, input_context: Any = None) -> ArraySource:
     return ArraySource(np.arange(23), params)
 
 
-def _plain_inputs(params: DataConfig) -> tf.data.Dataset:
+def _build_plain_inputs(params: DataConfig) -> tf.data.Dataset:
     """The shuffle has no seed of its own."""
     return tf.data.Dataset.range(23).shuffle(23).repeat().batch(2, drop_remainder=True)
 
@@ -130,18 +139,19 @@ def _global_seed() -> Any:
     tf.random.set_seed(None)
 
 
-PARAMS, TWO = training_data(), input_context(2)
+PARAMS = training_data()
+TWO = input_context(2)
 
 
 @functools.cache
-def _whole(build_inputs: Any) -> np.ndarray:
+def _read_all(build_inputs: Any) -> np.ndarray:
     """The first 30 global batches, from the start and with none left out."""
     dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), Position(), TWO)
     return np.asarray(read_batches(dataset, 30 * 2)).reshape([30, 2, 2])
 
 
 @pytest.mark.usefixtures("_global_seed")
-@pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
+@pytest.mark.parametrize("build_inputs", [_build_array_inputs, _build_plain_inputs])
 @pytest.mark.parametrize(
     "position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
 )
@@ -149,11 +159,12 @@ def test_data_begins_at_the_position_without_left_out_batches(
     position: Position, build_inputs: Any
 ) -> None:
     rows = (
-        _whole(build_inputs)[[position.get_batch_after(k) for k in range(8)]]
+        _read_all(build_inputs)[[position.get_batch_after(k) for k in range(8)]]
         .reshape([-1, 2])
         .tolist()
     )
     dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), position, TWO)
+
     assert read_batches(dataset, 8 * 2) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
@@ -174,9 +185,8 @@ def test_one_pass_knows_its_length_without_what_is_left_out(
     context = input_context(4, 2, 1)
 
     def plain(params: Any) -> tf.data.Dataset:
-        return tf.data.Dataset.range(
-            9
-        )  # 9 batches of one example; with two replicas the last global one is half
+        # 9 batches of one example; with two replicas the last global one is half.
+        return tf.data.Dataset.range(9)
 
     for build_inputs, elements in (
         (lambda params: ArraySource(np.arange(17), params), 10),
@@ -193,8 +203,10 @@ def test_any_dataset_can_leave_batches_out() -> None:
         return numbers.map(lambda value: {"a": value, "b": (value, [value])})
 
     read = list(build_dataset_at(build_inputs(None), Position(1, (2, 3))))
+
     assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
-    assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
+    assert set(read[0]) == {"a", "b"}
+    assert isinstance(read[0]["b"], tuple)
 
 
 def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
@@ -206,6 +218,7 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
         return tf.data.Dataset.range(3)
 
     call_build_inputs(with_context, 1, context)
+
     assert got == [(1, context)]
     assert (
         call_build_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context)
@@ -213,10 +226,10 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
     )
 
 
-@pytest.mark.parametrize("made", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
-def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
+@pytest.mark.parametrize("inputs", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
+def test_what_is_no_data_is_told_with_the_method(inputs: Any) -> None:
     def build_inputs(params: Any) -> Any:
-        return made
+        return inputs
 
     with pytest.raises(UsageError):
         call_build_inputs(build_inputs, None)
@@ -224,12 +237,16 @@ def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
 
 @pytest.mark.usefixtures("_global_seed")
 def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
-    first = read_batches(call_build_inputs(_plain_inputs, None), 20)
+    first = read_batches(call_build_inputs(_build_plain_inputs, None), 20)
     following = float(tf.random.uniform([]))
-    assert read_batches(call_build_inputs(_plain_inputs, None), 20) == first
+
+    assert read_batches(call_build_inputs(_build_plain_inputs, None), 20) == first
+
     tf.random.set_seed(5)
-    assert (
-        float(tf.random.uniform([])) == following
-    )  # and making data changes no number of the others
+
+    # And making data changes no number of the others.
+    assert float(tf.random.uniform([])) == following
+
     tf.random.set_seed(6)
-    assert read_batches(call_build_inputs(_plain_inputs, None), 20) != first
+
+    assert read_batches(call_build_inputs(_build_plain_inputs, None), 20) != first

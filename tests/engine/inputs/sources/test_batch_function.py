@@ -26,7 +26,8 @@ from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource
 from trainer_kit.inputs.train_data import TrainData
 
-EXAMPLES, SIX = 23, np.arange(6)
+EXAMPLES = 23
+SIX = np.arange(6)
 PARAMS = training_data()
 ONE_PASS = PARAMS.replace(is_training=False, drop_remainder=False)
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "data.md"
@@ -38,20 +39,21 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("records")
     write_records(folder / "a", [str(number).encode() for number in range(5)])
     write_records(folder / "b", [str(number).encode() for number in range(5, EXAMPLES)])
+
     return f"{folder}/*"
 
 
-def _numbers(serialized: tf.Tensor) -> tf.Tensor:
+def _parse_numbers(serialized: tf.Tensor) -> tf.Tensor:
     return tf.strings.to_number(serialized, tf.int64)
 
 
-def _arrays(transform: Any, params: DataConfig = PARAMS, arrays: Any = None) -> ArraySource:
+def _create_source(transform: Any, params: DataConfig = PARAMS, arrays: Any = None) -> ArraySource:
     return ArraySource(
         np.arange(EXAMPLES) if arrays is None else arrays, params, transform=transform
     )
 
 
-def _seeds_of(
+def _read_seeds(
     source: Source, batches: int = -1, position: int = 0, context: Any = None
 ) -> list[Any]:
     """Each example as (number, seed), batch by batch."""
@@ -62,14 +64,14 @@ def _seeds_of(
     ]
 
 
-def _with_seed(batch: Any, seed: Any) -> Any:
+def _return_with_seed(batch: Any, seed: Any) -> Any:
     return batch, seed
 
 
 @pytest.fixture(scope="module")
-def seeded() -> list[Any]:
+def seeded_batches() -> list[Any]:
     """The first 20 training batches of the arrays: three epochs and a part."""
-    return _seeds_of(_arrays(_with_seed), 20)
+    return _read_seeds(_create_source(_return_with_seed), 20)
 
 
 class _Method:
@@ -88,15 +90,19 @@ class _Method:
         lambda batch, *, seed: (batch, seed),
         functools.partial(lambda batch, strength, seed: (batch, seed), strength=3),
         functools.partial(lambda strength, batch, seed: (batch, seed), 3),
-        tf.function(_with_seed),
+        tf.function(_return_with_seed),
         _Method(),
         _Method().method,
     ],
 )
 def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> None:
-    batch, seeds = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
+    batch = np.arange(4)
+    seeds = np.arange(8, dtype=np.int32).reshape(4, 2)
+
     changes = BatchFunction(function, "transform")
+
     assert changes.takes_seed
+
     (changed,) = changes.apply_to(
         tf.data.Dataset.from_tensors((batch, seeds)), has_seeds=True
     ).as_numpy_iterator()
@@ -119,7 +125,7 @@ def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> No
     ],
 )
 def test_every_other_function_gets_the_structure_alone(function: Any) -> None:
-    source = _arrays(function, ONE_PASS)
+    source = _create_source(function, ONE_PASS)
     if function is not memoryview:
         assert next(source.at(0).as_numpy_iterator()).tolist() == [0, 1, 2, 3]
 
@@ -129,14 +135,15 @@ def test_every_other_function_gets_the_structure_alone(function: Any) -> None:
     "arrays", [(np.arange(6), np.arange(6)), {"x": np.arange(6)}, (np.arange(6), {"y": np.ones(6)})]
 )
 def test_a_structure_comes_as_one_argument(arrays: Any, seeded: bool) -> None:
-    seen: list[Any] = []
+    structures: list[Any] = []
 
     def note(batch: Any, seed: Any = None) -> Any:
-        seen.append(tf.nest.map_structure(lambda part: 0, batch))
+        structures.append(tf.nest.map_structure(lambda part: 0, batch))
         return batch
 
-    _arrays(note if seeded else lambda batch: note(batch), arrays=arrays).at(0)
-    assert seen == [tf.nest.map_structure(lambda part: 0, arrays)]
+    _create_source(note if seeded else lambda batch: note(batch), arrays=arrays).at(0)
+
+    assert structures == [tf.nest.map_structure(lambda part: 0, arrays)]
 
 
 def augment(x: Any, y: Any) -> Any:
@@ -149,95 +156,113 @@ def augment(x: Any, y: Any) -> Any:
 )
 def test_a_function_that_cannot_be_called_so_is_refused(function: Any, pattern: str) -> None:
     with pytest.raises(UsageError):
-        _arrays(function)
-    for functions in ({"parse": _numbers, "batch_transform": function}, {"parse": function}):
+        _create_source(function)
+
+    for functions in ({"parse": _parse_numbers, "batch_transform": function}, {"parse": function}):
         with pytest.raises(UsageError):
             TFRecordSource(pattern, PARAMS, **functions)
 
 
 @pytest.mark.parametrize("params", [PARAMS, ONE_PASS])
 def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pattern: str) -> None:
-    expected = _seeds_of(_arrays(_with_seed, params), 7)  # over the end of an epoch
-    parsed = TFRecordSource(pattern, params, parse=lambda text, seed: (_numbers(text), seed))
-    changed = TFRecordSource(pattern, params, parse=_numbers, batch_transform=_with_seed)
+    expected = _read_seeds(_create_source(_return_with_seed, params), 7)  # over the end of an epoch
+    parsed = TFRecordSource(pattern, params, parse=lambda text, seed: (_parse_numbers(text), seed))
+    changed = TFRecordSource(
+        pattern, params, parse=_parse_numbers, batch_transform=_return_with_seed
+    )
     both = TFRecordSource(
         pattern,
         params,
-        parse=lambda text, seed: [_numbers(text), seed],
+        parse=lambda text, seed: [_parse_numbers(text), seed],
         batch_transform=lambda pair, seed: (pair[0], tf.where(pair[1] == seed, seed, 0)),
     )
     first = TFRecordSource(
         pattern,
         params,
-        parse=lambda text, seed: (_numbers(text), seed),
+        parse=lambda text, seed: (_parse_numbers(text), seed),
         batch_transform=lambda pair: pair,
     )
+
     for source in (parsed, changed, both, first):
-        assert _seeds_of(source, 7) == expected
+        assert _read_seeds(source, 7) == expected
+
     assert len(expected) == (7 if params.is_training else 6)
 
 
 @pytest.mark.parametrize("params", [PARAMS, ONE_PASS])
 def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) -> None:
-    """Each worker serves two: on any other number the examples, and with them their seeds, are shared alike."""
+    """Each worker serves two: any other number of replicas shares examples and seeds alike."""
     contexts = [input_context(4, 2, pipeline) for pipeline in range(2)]
-    source = _arrays(_with_seed, params)
-    joined = [_seeds_of(source, 8, 1, context) for context in contexts]
-    found = sorted(itertools.chain(*itertools.chain(*joined)))
-    assert found == sorted(itertools.chain(*_seeds_of(source, 4, 1)))
+    source = _create_source(_return_with_seed, params)
+    joined = [_read_seeds(source, 8, 1, context) for context in contexts]
+    seeds = sorted(itertools.chain(*itertools.chain(*joined)))
+
+    assert seeds == sorted(itertools.chain(*_read_seeds(source, 4, 1)))
 
 
-def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> None:
+def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded_batches: list[Any]) -> None:
     for position in (5, 13):  # in the first epoch and the third
-        assert _seeds_of(_arrays(_with_seed), 20 - position, position) == seeded[position:]
-    flat = list(itertools.chain(*seeded))
+        assert (
+            _read_seeds(_create_source(_return_with_seed), 20 - position, position)
+            == seeded_batches[position:]
+        )
+
+    flat = list(itertools.chain(*seeded_batches))
     assert len({seed for _, seed in flat}) == len(flat) == 80  # three epochs and a part
-    one_pass = dict(itertools.chain(*_seeds_of(_arrays(_with_seed, ONE_PASS))))
+
+    one_pass = dict(itertools.chain(*_read_seeds(_create_source(_return_with_seed, ONE_PASS))))
     assert one_pass == dict(flat[:EXAMPLES])  # a pass is epoch 0
+
     batches_of_6 = itertools.chain(
-        *_seeds_of(_arrays(_with_seed, PARAMS.replace(global_batch_size=6)), 10)
+        *_read_seeds(_create_source(_return_with_seed, PARAMS.replace(global_batch_size=6)), 10)
     )
     assert list(batches_of_6) == flat[:60]
+
     none, zero = (
-        _seeds_of(_arrays(_with_seed, PARAMS.replace(seed=seed)), 2) for seed in (None, 0)
+        _read_seeds(_create_source(_return_with_seed, PARAMS.replace(seed=seed)), 2)
+        for seed in (None, 0)
     )
-    assert none == zero != seeded[:2]
+    assert none == zero != seeded_batches[:2]
 
 
-def test_stacked_batches_have_the_same_seeds(seeded: list[Any]) -> None:
-    plain = [seed for batch in seeded[:12] for _, seed in batch]
-    stacks = build_stacked_dataset_at(_arrays(_with_seed), Position(), 3).take(4)
+def test_stacked_batches_have_the_same_seeds(seeded_batches: list[Any]) -> None:
+    plain = [seed for batch in seeded_batches[:12] for _, seed in batch]
+    stacks = build_stacked_dataset_at(_create_source(_return_with_seed), Position(), 3).take(4)
+
     assert [
         tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()
     ] == plain
 
 
 def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
-    text = (
-        GUIDE.read_text()
-        .split("<!-- example: seeds -->")[1]
-        .split("```python\n")[1]
-        .split("```")[0]
-    )
+    example = GUIDE.read_text().split("<!-- example: seeds -->")[1]
+    text = example.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"tf": tf}
     exec(text, names)
     images = np.random.default_rng(0).uniform(size=(EXAMPLES, 4, 4, 1)).astype(np.float32)
-    source = _arrays(
+    source = _create_source(
         names["augment"],
         ONE_PASS.replace(global_batch_size=EXAMPLES),
         (images, np.arange(EXAMPLES)),
     )
+
     (changed, labels), *_ = source.at(0).as_numpy_iterator()
-    assert labels.tolist() == list(range(EXAMPLES)) and changed.shape == images.shape
-    kept = [bool((one == image).all()) for one, image in zip(changed, images, strict=True)]
+
+    assert labels.tolist() == list(range(EXAMPLES))
+    assert changed.shape == images.shape
+
+    kept = [bool((result == image).all()) for result, image in zip(changed, images, strict=True)]
     flipped = [
-        bool((one == image[:, ::-1]).all()) for one, image in zip(changed, images, strict=True)
+        bool((result == image[:, ::-1]).all())
+        for result, image in zip(changed, images, strict=True)
     ]
-    assert all(np.logical_xor(kept, flipped)) and 5 < sum(flipped) < 18
-    assert _reasons(source) == []
+
+    assert all(np.logical_xor(kept, flipped))
+    assert 5 < sum(flipped) < 18
+    assert _find_reasons(source) == []
 
 
-def _reasons(source: Any, **options: Any) -> list[str]:
+def _find_reasons(source: Any, **options: Any) -> list[str]:
     """What is reported when a run begins to read the source."""
     section = section_of(lambda params: source, PARAMS)
     policy = ResumePolicy(**options)
@@ -245,14 +270,14 @@ def _reasons(source: Any, **options: Any) -> list[str]:
     return sorted(policy.reasons)
 
 
-def cropped(batch: Any) -> Any:
+def crop_batch(batch: Any) -> Any:
     """Random, without a seed of each example."""
     return batch + tf.image.random_crop(tf.range(8, dtype=tf.int64), [4])
 
 
 def drawn(batch: Any) -> Any:
     """Random, by a generator that is a variable."""
-    return batch + _generator().uniform([4], 0, 9, tf.int64)
+    return batch + _create_generator().uniform([4], 0, 9, tf.int64)
 
 
 def in_python(batch: Any) -> Any:
@@ -276,14 +301,14 @@ def stateless(batch: Any, seed: Any) -> Any:
     )
 
 
-def _after_numbers(function: Any) -> Any:
+def _parse_then_call(function: Any) -> Any:
     if function is stateless:
-        return lambda text, seed: function(_numbers(text), seed)
-    return lambda text: function(_numbers(text))
+        return lambda text, seed: function(_parse_numbers(text), seed)
+    return lambda text: function(_parse_numbers(text))
 
 
 @functools.cache  # not when the module is imported: TensorFlow's devices could not be set any more
-def _generator() -> tf.random.Generator:
+def _create_generator() -> tf.random.Generator:
     return tf.random.Generator.from_seed(1)
 
 
@@ -291,8 +316,11 @@ def _generator() -> tf.random.Generator:
     ("function", "reason"),
     [
         (
-            cropped,
-            r"cropped \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`",
+            crop_batch,
+            (
+                r"crop_batch \(test_batch_function.py:\d+\): RandomUniformInt; .*a second "
+                r"parameter named `seed`"
+            ),
         ),
         (drawn, r"drawn \(test_batch_function.py:\d+\): \w+"),
         (in_python, r"in_python \(test_batch_function.py:\d+\): EagerPyFunc"),
@@ -301,10 +329,13 @@ def _generator() -> tf.random.Generator:
 def test_a_function_that_cannot_be_resumed_is_named(
     function: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (found,) = _reasons(_arrays(function))
-    assert re.search(f"the state of transform {reason}", found) and len(caplog.records) == 1
+    (reason_text,) = _find_reasons(_create_source(function))
+
+    assert re.search(f"the state of transform {reason}", reason_text)
+    assert len(caplog.records) == 1
+
     with pytest.raises(UsageError, match=r"require_exact_resume:.*\n.*transform "):
-        _reasons(_arrays(function), require_exact=True)
+        _find_reasons(_create_source(function), require_exact=True)
 
 
 @pytest.mark.parametrize("function", [pure, stateless])
@@ -312,47 +343,42 @@ def test_a_function_that_can_be_resumed_is_taken(
     function: Any, pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     parsed = TFRecordSource(
-        pattern, PARAMS, parse=_after_numbers(function), batch_transform=lambda batch: batch
+        pattern, PARAMS, parse=_parse_then_call(function), batch_transform=lambda batch: batch
     )
-    assert (
-        _reasons(_arrays(function), require_exact=True)
-        == _reasons(parsed, require_exact=True)
-        == []
-    )
+
+    assert _find_reasons(_create_source(function), require_exact=True) == []
+    assert _find_reasons(parsed, require_exact=True) == []
     assert caplog.records == []
 
 
 def test_functions_of_records_that_cannot_be_resumed_are_named(pattern: str) -> None:
-    changed = TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=cropped)
-    (found,) = _reasons(changed)
-    assert re.search(r"the state of batch_transform cropped \(test_batch_function.py:\d+\)", found)
-    parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(cropped))
+    changed = TFRecordSource(pattern, PARAMS, parse=_parse_numbers, batch_transform=crop_batch)
+    (reason,) = _find_reasons(changed)
+
+    assert re.search(
+        r"the state of batch_transform crop_batch \(test_batch_function.py:\d+\)", reason
+    )
+
+    parsed = TFRecordSource(pattern, PARAMS, parse=_parse_then_call(crop_batch))
     for source, role, options in (
         (changed, "batch_transform", {}),
         (parsed, "parse", {"deterministic_ops": True}),
     ):
         with pytest.raises(UsageError, match=rf"require_exact_resume:.*\n.*{role} "):
-            _reasons(source, require_exact=True, **options)
+            _find_reasons(source, require_exact=True, **options)
 
 
 class _Own:
     """A Source of a user's own class, made of what a function makes of the position."""
 
     def __init__(self, begin: Any) -> None:
-        self.at = lambda position, input_context=None: begin(position)
+        self._begin = begin
+
+    def at(self, position: int, input_context: Any = None) -> Any:
+        return self._begin(position)
 
 
-def _generated(position: int) -> tf.data.Dataset:
-    spec = tf.TensorSpec([], tf.int64)
-    numbers = tf.data.Dataset.from_generator(
-        lambda: iter(range(position * 4, 10**6)), output_signature=spec
-    )
-    return numbers.map(
-        lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.int64), [])
-    ).batch(4)
-
-
-def _noisy(position: int) -> tf.data.Dataset:
+def _build_noisy(position: int) -> tf.data.Dataset:
     return (
         tf.data.Dataset.range(10**6)
         .map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64))
@@ -361,25 +387,37 @@ def _noisy(position: int) -> tf.data.Dataset:
 
 
 def test_sources_of_other_classes_raise_no_false_alarm() -> None:
-    assert _reasons(_Own(_generated), require_exact=True) == []
-    assert (
-        _reasons(
-            _Own(lambda position: _arrays(stateless).at(position).unbatch().batch(2)),
+    def generate_batches(position: int) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.from_generator(
+            lambda: iter(range(position * 4, 10**6)), output_signature=tf.TensorSpec([], tf.int64)
+        )
+        return numbers.map(
+            lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.int64), [])
+        ).batch(4)
+
+    def batch_by_two(position: int) -> tf.data.Dataset:
+        return _create_source(stateless).at(position).unbatch().batch(2)
+
+    assert _find_reasons(_Own(generate_batches), require_exact=True) == []
+    assert _find_reasons(_Own(batch_by_two), require_exact=True) == []
+    # It reads from its start.
+    assert _find_reasons(_Own(_build_noisy), require_exact=True, deterministic_ops=True) == []
+
+    with pytest.raises(UsageError, match=r"the state of map\(\): RandomUniformInt"):
+        _find_reasons(_Own(_build_noisy), require_exact=True)
+
+    with pytest.raises(UsageError, match=r"transform crop_batch .*: RandomUniformInt"):
+        _find_reasons(
+            _Own(lambda position: _create_source(crop_batch).at(position).unbatch()),
             require_exact=True,
         )
-        == []
-    )
-    assert (
-        _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []
-    )  # it reads from its start
-    with pytest.raises(UsageError, match=r"the state of map\(\): RandomUniformInt"):
-        _reasons(_Own(_noisy), require_exact=True)
-    with pytest.raises(UsageError, match=r"transform cropped .*: RandomUniformInt"):
-        _reasons(_Own(lambda position: _arrays(cropped).at(position).unbatch()), require_exact=True)
 
 
 def test_records_in_any_order_are_not_resumed_exactly(pattern: str) -> None:
     params = PARAMS.replace(deterministic=False)
+
     with pytest.raises(UsageError, match=r"map\(\): deterministic=False"):
-        _reasons(TFRecordSource(pattern, params, parse=_numbers), require_exact=True)
-    assert _reasons(_arrays(None, params), require_exact=True) == []  # nothing in it is parallel
+        _find_reasons(TFRecordSource(pattern, params, parse=_parse_numbers), require_exact=True)
+
+    # Nothing in it is parallel.
+    assert _find_reasons(_create_source(None, params), require_exact=True) == []

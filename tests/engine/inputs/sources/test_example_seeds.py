@@ -1,4 +1,4 @@
-"""The seed of an example: known values of a published generator, in which index and epoch leave no trace."""
+"""The seed of an example, against known values of a published generator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from trainer_kit.inputs.sources.example_seeds import epoch_key, example_seeds
 ALL = 2**64 - 1
 
 
-def _seeds(seed: int | None, epoch: int, indices: np.ndarray) -> np.ndarray:
-    key = epoch_key(seed, tf.constant(epoch, tf.int64))
-    return np.asarray(example_seeds(key, tf.constant(indices, tf.int64)).numpy())
-
-
-def _splitmix(state: int) -> int:
+def _apply_splitmix(state: int) -> int:
     """The next output of SplitMix64, as its authors have published it."""
     state = (state + 0x9E3779B97F4A7C15) & ALL
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & ALL
@@ -24,15 +19,17 @@ def _splitmix(state: int) -> int:
 
 
 def test_the_hash_is_splitmix64_also_for_large_numbers() -> None:
-    assert (
-        _splitmix(0) == 0xE220A8397B1DCDAF
-    )  # the first output of the published generator for seed 0
+    # The first output of the published generator for seed 0.
+    assert _apply_splitmix(0) == 0xE220A8397B1DCDAF
+
     for seed, epoch, index in ((0, 0, 0), (7, 3, 22), (-5, 2**40, 2**31), (2**62, 1, 2**50 + 1)):
-        key = _splitmix((_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
-        expected = _splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)
-        found = _seeds(seed, epoch, np.array([index]))
-        assert (found.dtype, found.shape, found.view(np.uint64).item()) == (
-            np.int32,
-            (1, 2),
-            expected,
-        )
+        key = _apply_splitmix((_apply_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
+        expected = _apply_splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)
+
+        seeds = example_seeds(
+            epoch_key(seed, tf.constant(epoch, tf.int64)), tf.constant([index], tf.int64)
+        ).numpy()
+
+        assert seeds.dtype == np.int32
+        assert seeds.shape == (1, 2)
+        assert seeds.view(np.uint64).item() == expected

@@ -1,4 +1,4 @@
-"""TFRecord files as a Source: the order of ArraySource, on any number of replicas, and errors that name the place."""
+"""TFRecord files as a Source: ArraySource's order on any replicas, and errors with a place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource, find_data_error
 
-EXAMPLES, BATCH = 23, 4
+EXAMPLES = 23
+BATCH = 4
 DATA = {True: training_data(), False: validation_data(seed=7)}
 FEATURES = {
     "number": tf.io.FixedLenFeature([], tf.int64),
@@ -32,7 +33,7 @@ FEATURES = {
 }
 
 
-def _example(number: int) -> bytes:
+def _write_example(number: int) -> bytes:
     features = {
         "number": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
         "name": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"n%d" % number])),
@@ -45,7 +46,7 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three files that hold the examples 0 to 22 in sorted order."""
     folder = tmp_path_factory.mktemp("records")
     for name, numbers in (("a", range(5)), ("b", range(5, 6)), ("c", range(6, EXAMPLES))):
-        write_records(folder / name, map(_example, numbers))
+        write_records(folder / name, map(_write_example, numbers))
     return f"{folder}/*"
 
 
@@ -53,7 +54,7 @@ def _parse(serialized: tf.Tensor) -> Any:
     return tf.io.parse_example(serialized, FEATURES)
 
 
-def _source(pattern: str, params: DataConfig) -> TFRecordSource:
+def _create_source(pattern: str, params: DataConfig) -> TFRecordSource:
     return TFRecordSource(
         pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"]
     )
@@ -67,110 +68,116 @@ def test_the_order_is_that_of_arrays_from_any_position(
 ) -> None:
     params = DATA[training]
     expected = read_batches(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
-    assert read_batches(_source(pattern, params).at(position), 14) == expected
+
+    assert read_batches(_create_source(pattern, params).at(position), 14) == expected
     assert bool(expected) == (training or position < 6)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) -> None:
     """Two workers with two replicas each."""
-    source = _source(pattern, DATA[training])
+    source = _create_source(pattern, DATA[training])
     read = [
         read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)
     ]
     joined = [
-        list(itertools.chain(*(part for one in read for part in one[k : k + 2])))
+        list(itertools.chain(*(part for share in read for part in share[k : k + 2])))
         for k in range(0, len(read[0]), 2)
     ]
+
     assert joined == read_batches(source.at(1), 8)
 
 
 def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
-    seen: list[Any] = []
+    batches: list[Any] = []
 
     def parse(serialized: tf.Tensor) -> Any:
-        seen.append((serialized.dtype, serialized.shape.as_list()))
+        batches.append((serialized.dtype, serialized.shape.as_list()))
         return _parse(serialized)
 
     dataset = TFRecordSource(pattern, training_data(), parse=parse).at(0)
-    assert seen == [(tf.string, [BATCH])]
+
+    assert batches == [(tf.string, [BATCH])]
     assert dataset.element_spec["number"].shape == [BATCH]
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
     batch = next(iter(dataset))
     assert [b"n%d" % number for number in batch["number"].numpy()] == batch["name"].numpy().tolist()
 
 
 def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
-    assert int(_source(pattern, validation_data()).at(2).cardinality()) == 4
-    stream = list(
-        itertools.chain(
-            *read_batches(_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES)
-        )
-    )
+    assert int(_create_source(pattern, validation_data()).at(2).cardinality()) == 4
+
+    blocks = _create_source(pattern, training_data(batch=1, block_length=5))
+    stream = list(itertools.chain(*read_batches(blocks.at(0), EXAMPLES)))
     assert sorted(stream) == list(range(EXAMPLES)) != stream
     assert stream[stream.index(5) : stream.index(5) + 5] == [5, 6, 7, 8, 9]
 
 
 def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
-    path, size = tmp_path / "a", len(_example(0)) + 16
-    write_records(path, map(_example, range(4)))
+    path = tmp_path / "a"
+    size = len(_write_example(0)) + 16
+    write_records(path, map(_write_example, range(4)))
     content = bytearray(path.read_bytes())
     content[2 * size + 20] ^= 1
     path.write_bytes(content)
-    source = _source(str(path), validation_data(batch=1))
+
+    source = _create_source(str(path), validation_data(batch=1))
+
     assert read_batches(source.at(0), 2) == [[0], [1]]
+
     with pytest.raises(tf.errors.OpError) as caught:
         read_batches(source.at(2), 1)
+
     error = find_data_error(caught.value)
     assert isinstance(error, DataError)
     assert str(error) == f"{path}: the record at offset {2 * size} is damaged: its checksum differs"
     assert read_batches(source.at(3)) == [[3]]
 
 
-def _cut(tmp_path: Path) -> tf.data.Dataset:
+def _cut_file(tmp_path: Path) -> tf.data.Dataset:
     """TensorFlow's own reader, over a damaged file."""
     write_records(tmp_path / "cut", [b"x" * 50])
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
-    return tf.data.TFRecordDataset(
-        4 * [str(tmp_path / "cut")]
-    )  # else a second replica might tell of the end first
+    # Else a second replica might tell of the end first.
+    return tf.data.TFRecordDataset(4 * [str(tmp_path / "cut")])
 
 
-def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
+def _build_unparsed(tmp_path: Path) -> tf.data.Dataset:
     features = {"number": tf.io.FixedLenFeature([], tf.int64)}
     texts = tf.data.Dataset.from_tensors(b"?").repeat(4)
     return texts.map(lambda text: tf.io.parse_single_example(text, features)["number"])
 
 
 @tf.function
-def _loop(iterator: Any) -> None:
+def _loop_over_next(iterator: Any) -> None:
     for _ in tf.range(3):
         next(iterator)
 
 
 @tf.function
-def _optional(iterator: Any) -> None:
+def _loop_over_optional(iterator: Any) -> None:
     for _ in tf.range(3):
         iterator.get_next_as_optional()
 
 
-def _over_two_replicas(dataset: tf.data.Dataset) -> Any:
+def _distribute_over_two(dataset: tf.data.Dataset) -> Any:
     return iter(replicas(2).distribute_datasets_from_function(lambda context: dataset))
 
 
-_BEGINS = (iter, _over_two_replicas)
+_BEGINS = (iter, _distribute_over_two)
 
 
 @pytest.mark.parametrize(
     ("make", "reason", "read", "begin"),
     [
         *(
-            (_cut, "corrupted record at 12", *way)
-            for way in itertools.product([next, _loop, _optional], _BEGINS)
+            (_cut_file, "corrupted record at 12", *way)
+            for way in itertools.product([next, _loop_over_next, _loop_over_optional], _BEGINS)
         ),
         *(
-            (_not_parsed, "Could not parse example", *way)
-            for way in ((next, iter), (_loop, _over_two_replicas))
+            (_build_unparsed, "Could not parse example", *way)
+            for way in ((next, iter), (_loop_over_next, _distribute_over_two))
         ),
     ],
 )
@@ -179,8 +186,10 @@ def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
 ) -> None:
     with pytest.raises(tf.errors.OpError) as caught:
         read(begin(make(tmp_path)))
+
     error = str(find_data_error(caught.value))
-    assert error.startswith("the data cannot be read: ") and reason in error
+    assert error.startswith("the data cannot be read: ")
+    assert reason in error
     assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
 
 
@@ -216,6 +225,7 @@ def test_what_fails_in_a_step_on_two_devices_is_no_damage() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as caught:
         step(iter(tf.data.Dataset.range(9)))
+
     assert find_data_error(caught.value) is None
 
 
@@ -238,11 +248,16 @@ def test_errors_of_files_and_config_come_when_it_is_made(
     pattern: str, name: str, params: DataConfig, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        _source(pattern + name, params).at(0, input_context(3))
+        _create_source(pattern + name, params).at(0, input_context(3))
 
 
 def test_only_unread_fields_are_named(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
-    _source(pattern, training_data(input_path=pattern, block_length=2, prefetch_buffer_size=1))
+    _create_source(
+        pattern, training_data(input_path=pattern, block_length=2, prefetch_buffer_size=1)
+    )
+
     assert caplog.records == []
-    _source(pattern, training_data(cycle_length=4, cache=True))
+
+    _create_source(pattern, training_data(cycle_length=4, cache=True))
+
     assert "TFRecordSource does not read cache, cycle_length" in caplog.text

@@ -32,7 +32,7 @@ class _OwnReplicaStep(Trainer):
         super()._replica_train_step(inputs, optimizer, share)
 
 
-def _made(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
+def _create_trainer(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
     config = linear_experiment(accumulate_steps=steps, **trainer)
     task = LinearTask(config.task)
     return cls(
@@ -55,8 +55,9 @@ def _made(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
 )
 def test_own_loops_and_replica_steps_are_refused(cls: type[Trainer], told: str) -> None:
     with pytest.raises(UsageError, match=rf"trainer\.accumulate_steps{told}"):
-        _made(cls)
-    assert _made(cls, 1).accumulation.steps == 1
+        _create_trainer(cls)
+
+    assert _create_trainer(cls, 1).accumulation.steps == 1
 
 
 class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):
@@ -66,6 +67,7 @@ class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):
 
 def test_asynchronous_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.distribute, "get_strategy", _ParameterServers)
+
     with pytest.raises(
         UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"
     ):
@@ -78,6 +80,7 @@ class _ScalingOfKeras2:
 
 def test_loss_scales_of_tf_keras_are_refused() -> None:
     optimizer = {"one": keras.optimizers.SGD(), "other": _ScalingOfKeras2()}
+
     with pytest.raises(
         UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"
     ):
@@ -104,7 +107,7 @@ class _Module(tf.Module):
         self.parts = [tf_keras.layers.BatchNormalization(name="of_tf_keras")]
 
 
-def _keras_2() -> Any:
+def _build_tf_keras() -> Any:
     inner = tf_keras.Sequential(
         [
             tf_keras.layers.BatchNormalization(name="a", input_shape=(4,)),
@@ -125,7 +128,7 @@ def _keras_2() -> Any:
         ),
         (lambda: keras.Sequential([_Block()]), "inner"),
         (_Module, "of_tf_keras"),
-        (_keras_2, r"\w+ and 1 more"),
+        (_build_tf_keras, r"\w+ and 1 more"),
         (lambda: keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization()]), ""),
     ],
 )
@@ -133,7 +136,9 @@ def test_batch_normalization_is_found_wherever_it_is(
     model: Any, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_of_batch_normalization(model(), 4)
+
     assert len(caplog.records) == bool(named)
+
     if named:
         assert caplog.records[0].levelno == logging.WARNING
         assert re.search(

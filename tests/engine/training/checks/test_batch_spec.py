@@ -36,45 +36,47 @@ class _Module(tf.Module):
         return points @ self.weights
 
 
-def _sequential() -> Any:
+def _build_sequential() -> Any:
     return keras.Sequential([keras.layers.Dropout(0.5), keras.layers.Dense(3)])
 
 
-def _of_keras_2() -> Any:
+def _build_tf_keras() -> Any:
     import tf_keras
 
     return tf_keras.Sequential([tf_keras.layers.Dense(3)])
 
 
-def _task(make: Any, **methods: Any) -> LinearTask:
+def _create_task(make: Any, **methods: Any) -> LinearTask:
     return type("Unbuilt", (LinearTask,), {"build_model": lambda self: make(), **methods})(
         TinyConfig()
     )
 
 
-def _config(**trainer: Any) -> ExperimentConfig:
+def _build_config(**trainer: Any) -> ExperimentConfig:
     return linear_experiment(train_steps=2, steps_per_loop=2, summary_interval=2, **trainer)
 
 
-@pytest.mark.parametrize("make", [Net, _sequential, _of_keras_2, _Module])
+@pytest.mark.parametrize("make", [Net, _build_sequential, _build_tf_keras, _Module])
 def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any) -> None:
-    config = _config(checkpoint_interval=2)
-    model, _ = run_experiment(None, _task(make), "train", config, str(tmp_path))
+    config = _build_config(checkpoint_interval=2)
+    model, _ = run_experiment(None, _create_task(make), "train", config, str(tmp_path))
     trained = [variable.numpy() for variable in model.variables]
+
     assert trained
-    evaluated, logs = run_experiment(None, _task(make), "eval", config, str(tmp_path))
+
+    evaluated, logs = run_experiment(None, _create_task(make), "eval", config, str(tmp_path))
     assert "accuracy" in logs
-    for one, other in zip(trained, evaluated.variables, strict=True):
-        np.testing.assert_array_equal(one, other.numpy())
+
+    for value, other in zip(trained, evaluated.variables, strict=True):
+        np.testing.assert_array_equal(value, other.numpy())
 
 
 class _Net(Net):
     """Keras names it "__net", which TensorFlow refuses at the root of a graph."""
 
 
-_FORMS: tuple[
-    dict[str, Any], ...
-] = (  # of graphs: eager steps have no root that could refuse a name
+# Forms of graphs: eager steps have no root that could refuse a name.
+_FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"fuse_steps": 2},
     {"train_tf_while_loop": False, "eval_tf_while_loop": False},
@@ -83,29 +85,36 @@ _FORMS: tuple[
 
 @pytest.mark.parametrize("form", _FORMS)
 def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) -> None:
-    task = _task(_Net)
+    task = _create_task(_Net)
     task.second = _Net()
     task.second(tf.zeros([1, 3]))
-    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(
-        task.second(model_outputs) ** 2
-    )
-    trainer = Trainer.create(_config(**form), task, True, True)
+
+    def build_losses(labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        return tf.reduce_mean(task.second(model_outputs) ** 2)
+
+    task.build_losses = build_losses
+
+    trainer = Trainer.create(_build_config(**form), task, True, True)
+
     assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
     assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
     assert trainer.model.name.startswith("private__net")
 
 
-@pytest.mark.parametrize("make", [Net, _sequential])
+@pytest.mark.parametrize("make", [Net, _build_sequential])
 def test_replicas_share_a_model_that_is_built_for_them(make: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
     )
+
     with strategy.scope():
-        trainer = Trainer.create(_config(), _task(make), True, False)
+        trainer = Trainer.create(_build_config(), _create_task(make), True, False)
+
     assert all(
         isinstance(v.value, tf.distribute.DistributedValues)
         for v in trainer.model.trainable_variables
     )
+
     if make is Net:
         assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
 
@@ -122,25 +131,35 @@ def test_building_a_model_reads_nothing() -> None:
         spec = (tf.TensorSpec([8]), tf.TensorSpec([], tf.int32))
         return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(1)
 
-    trainer = Trainer.create(_config(), _task(Net, build_inputs=build_inputs), True, False)
-    assert is_built(trainer.model) and read == []
+    trainer = Trainer.create(
+        _build_config(), _create_task(Net, build_inputs=build_inputs), True, False
+    )
+
+    assert is_built(trainer.model)
+    assert read == []
 
 
-def test_a_model_that_is_built_is_left_alone() -> None:
-    def never(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the data are opened")
+def test_the_data_are_not_opened_for_a_model_that_is_built() -> None:
+    opened: list[Any] = []
 
     class Built(LinearTask):
-        build_inputs = never
+        def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+            opened.append(params)
+            return super().build_inputs(params, input_context)
 
-    Trainer.create(_config(), Built(TinyConfig()), True, False)
+    trainer = Trainer.create(_build_config(), Built(TinyConfig()), True, False)
+
+    assert is_built(trainer.model)
+    assert opened == []
 
 
 @pytest.mark.parametrize("validation", [{}, None, DataConfig()])
 def test_without_validation_data_the_training_batch_is_used(validation: Any) -> None:
     sections = types.SimpleNamespace(train_data=TinyConfig().train_data, validation_data=validation)
     model = Net()
+
     build_model(sections, LinearTask(TinyConfig()), model, train=False)
+
     assert is_built(model)
 
 
@@ -152,8 +171,9 @@ def test_the_task_calls_the_model_in_a_step_of_its_own() -> None:
     def build_inputs(self: Any, params: Any, input_context: Any = None) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors({"points": tf.zeros([2, 8]), "labels": tf.zeros([2])})
 
-    task = _task(Net, build_inputs=build_inputs, train_step=train_step)
-    assert is_built(Trainer.create(_config(), task, True, False).model)
+    task = _create_task(Net, build_inputs=build_inputs, train_step=train_step)
+
+    assert is_built(Trainer.create(_build_config(), task, True, False).model)
 
 
 def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
@@ -162,16 +182,15 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
             return tf.reshape(points, [3, 5])
 
     with pytest.raises(ValueError) as caught:
-        Trainer.create(_config(), _task(Misfit), True, False)
+        Trainer.create(_build_config(), _create_task(Misfit), True, False)
+
     [note] = caught.value.__notes__
-    assert (
-        "Misfit has no variables yet" in note
-        and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
-    )
+    assert "Misfit has no variables yet" in note
+    assert "task.train_data, which is (float32 [8, 8], int32 [8])" in note
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("model", "told"),
     [
         (None, "None"),
         (Net, "the class Net"),
@@ -179,19 +198,21 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
         (len, "<built-in function len>"),
     ],
 )
-def test_what_is_no_model_is_told(made: Any, told: str) -> None:
+def test_what_is_no_model_is_told(model: Any, told: str) -> None:
     with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
-        Trainer.create(_config(), _task(lambda: made), True, False)
+        Trainer.create(_build_config(), _create_task(lambda: model), True, False)
 
 
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
     task = LinearTask(TinyConfig())
     spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int32))
+
     with (
         pytest.raises(KeyError) as caught,
         explain_batch_errors("task.train_data", lambda: spec, task, task.build_model()),
     ):
         raise KeyError("lost")
+
     [note] = caught.value.__notes__
     assert note.splitlines() == [
         "a batch of task.train_data is (float32 [None, 8], int32 [None])",
@@ -204,9 +225,11 @@ def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
 )
 def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
     task = LinearTask(TinyConfig())
+
     with (
         pytest.raises(type(error)),
         explain_batch_errors("task.train_data", pytest.fail, task, task.build_model()),
     ):
         raise error
+
     assert not hasattr(error, "__notes__")

@@ -1,4 +1,4 @@
-"""After an error in a training step: what is saved and lost, and that a resumed run ends with the same bits."""
+"""After an error in a training step: what is saved, what is lost, and that a resume is exact."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class _FaultySource(Source):
     """The tiny data; batch number 12 cannot be read as long as a file is not there."""
 
     def __init__(self, source: Any, path: Path) -> None:
-        self._source, self._path = source, path
+        self._source = source
+        self._path = path
         self.num_examples = source.num_examples
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-        return _faulty(self._source.at(position, input_context), position, self._path)
+        return _build_faulty(self._source.at(position, input_context), position, self._path)
 
 
-def _faulty(batches: tf.data.Dataset, position: int, path: Path) -> tf.data.Dataset:
+def _build_faulty(batches: tf.data.Dataset, position: int, path: Path) -> tf.data.Dataset:
     """Returns batches that begin at `position`; number 12 needs the file at `path`."""
     numbers = tf.data.Dataset.range(position, 1000)
     return tf.data.Dataset.zip(numbers, batches).map(functools.partial(_read, path))
@@ -52,7 +53,8 @@ def _read(path: Path, number: tf.Tensor, batch: Any) -> Any:
 class _FaultyTask(LinearTask):
     """Fails to read batch 12, or to compute the loss of step 13, until a file is there."""
 
-    path, in_step = Path(), False
+    path = Path()
+    in_step = False
     losses = 0
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -70,6 +72,7 @@ class _FaultyTask(LinearTask):
             self.losses += 1
             if self.losses == 13 and not self.path.exists():
                 raise RuntimeError("injected")
+
             return value
 
         return loss + 0 * tf.ensure_shape(
@@ -86,12 +89,13 @@ def _run(
 ) -> None:
     keras.utils.set_random_seed(1)
     task = kind(config.task)
-    task.path, task.in_step = path, in_step
+    task.path = path
+    task.in_step = in_step
     run_experiment(None, task, "train", config, str(folder))
 
 
-def _differences(one: Path, other: Path) -> list[str]:
-    return [line for line in compare_runs(str(one), str(other)) if "_OBJECT_GRAPH" not in line]
+def _find_differences(folder: Path, other: Path) -> list[str]:
+    return [line for line in compare_runs(str(folder), str(other)) if "_OBJECT_GRAPH" not in line]
 
 
 @pytest.fixture(scope="module")
@@ -106,49 +110,63 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_batch_that_cannot_be_read_loses_no_step(
     loop: dict[str, bool], whole: Path, tmp_path: Path
 ) -> None:
-    config, path = linear_experiment(**loop), tmp_path / "there"
+    config = linear_experiment(**loop)
+    path = tmp_path / "there"
+
     with pytest.raises(DataError, match="cannot be read"):
         _run(tmp_path / "failed", config, path)
+
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10, 12]
+
     path.write_text("")
     _run(tmp_path / "failed", config, path)
+
     if loop:
         whole = tmp_path / "whole"
         _run(whole, config, path)
-    assert _differences(whole, tmp_path / "failed") == []
+
+    assert _find_differences(whole, tmp_path / "failed") == []
 
 
 def test_a_step_that_may_have_written_is_not_saved(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, path = linear_experiment(), tmp_path / "there"
+    config = linear_experiment()
+    path = tmp_path / "there"
+
     with (
         caplog.at_level(logging.WARNING, "trainer_kit"),
         pytest.raises(tf.errors.OpError, match="injected"),
     ):
         _run(tmp_path / "failed", config, path, in_step=True)
+
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10]
-    assert (
-        "nothing was saved after the error" in caplog.text
-        and "resumes from step 10 (" in caplog.text
-    )
+    assert "nothing was saved after the error" in caplog.text
+    assert "resumes from step 10 (" in caplog.text
+
     path.write_text("")
+
     _run(tmp_path / "failed", config, path, in_step=True)
-    assert _differences(whole, tmp_path / "failed") == []
+
+    assert _find_differences(whole, tmp_path / "failed") == []
 
 
 def test_a_keyboard_interrupt_of_user_code_saves_as_ctrl_c_does(tmp_path: Path) -> None:
-    config, steps = linear_experiment(), iter((5, 10, 15))
+    config = linear_experiment()
+    steps = iter((5, 10, 15))
 
     def interrupt_at_step_15(logs: Any) -> None:
         if next(steps) == 15:
             raise KeyboardInterrupt
 
-    actions, folder = [interrupt_at_step_15], tmp_path / "run"
+    actions = [interrupt_at_step_15]
+    folder = tmp_path / "run"
+
     with pytest.raises(InterruptedRunError, match="your code raised KeyboardInterrupt at step 15"):
         run_experiment(
             None, LinearTask(config.task), "train", config, str(folder), train_actions=actions
         )
+
     assert list(complete_checkpoints(str(folder))) == [10, 15]
     assert json.loads((folder / "heartbeat.json").read_text())["ended"] == "stopped"
 
@@ -160,13 +178,15 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     if strategy == "one of two":
         # A save would have to wait for the other one.
         monkeypatch.setattr(checkpointing, "worker_count", lambda _: 2)
-    config, steps = linear_experiment(), iter((5, 10, 15))
+    config = linear_experiment()
+    steps = iter((5, 10, 15))
 
     def exit_at_step_15(logs: Any) -> None:
         if next(steps) == 15:
             sys.exit(75)
 
     line = exit_at_step_15.__code__.co_firstlineno + 2
+
     with caplog.at_level(logging.INFO, "trainer_kit"), pytest.raises(TrainerKitError) as raised:
         run_experiment(
             None,
@@ -176,21 +196,25 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
             str(tmp_path / "run"),
             train_actions=[exit_at_step_15],
         )
+
     assert str(raised.value).startswith(
         f"{__file__}:{line}: this line ends the program (SystemExit(75));"
     )
     assert raised.value.exit_code == 1
+
     alone = strategy == "one worker"
     assert list(complete_checkpoints(str(tmp_path / "run"))) == ([10, 15] if alone else [10])
+
     told = "saved step 15 after the error" if alone else "the same command resumes from step 10 ("
-    assert told in caplog.text and ("5 steps are lost" in caplog.text) is not alone
+    assert told in caplog.text
+    assert ("5 steps are lost" in caplog.text) is not alone
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
 
 
 def test_a_read_that_failed_ahead_of_a_save_is_done_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The iterator's state at step 10 holds the stack of batches 10 to 14, which could not be read."""
+    """The iterator's state at step 10 contains the batches 10 to 14, which could not be read."""
 
     class Plain(_FaultyTask):
         def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -204,20 +228,28 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
 
             return tf.data.Dataset.range(1000).map(batch_of)
 
-    config, path, folder = linear_experiment(fuse_steps=5), tmp_path / "there", tmp_path / "failed"
+    config = linear_experiment(fuse_steps=5)
+    path = tmp_path / "there"
+    folder = tmp_path / "failed"
+
     for _ in range(2):  # also when it still cannot be read
         with pytest.raises(DataError, match="cannot be read"):
             _run(folder, config, path, kind=Plain)
+
     assert "a batch that was read ahead had failed" in caplog.text
+
     path.write_text("")
+
     _run(folder, config, path, kind=Plain)
     _run(tmp_path / "whole", config, path, kind=Plain)
-    assert _differences(tmp_path / "whole", folder) == []
+
+    assert _find_differences(tmp_path / "whole", folder) == []
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_write_that_waits_for_no_batch_is_found(early: bool) -> None:
-    count, total = tf.Variable(0), tf.Variable(0.0)
+    count = tf.Variable(0)
+    total = tf.Variable(0.0)
     iterator = iter(tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(4))
 
     @tf.function(autograph=False)
@@ -227,6 +259,7 @@ def test_a_write_that_waits_for_no_batch_is_found(early: bool) -> None:
             total.assign_add(tf.reduce_sum(points))
             with tf.control_dependencies([] if early else [points]):
                 count.assign_add(1)
+
             return (number + 1,)
 
         return tf.while_loop(lambda number: number < steps, step, (tf.constant(0),))

@@ -1,4 +1,4 @@
-"""Trainers with a loop or a step of their own: the run follows global_step, and has to see it move."""
+"""Trainers with a separate loop or step: the run follows global_step, and has to see it move."""
 
 from __future__ import annotations
 
@@ -27,17 +27,28 @@ class _OwnLoop(Trainer):
         return orbit.utils.create_loop_fn(tf.function(self.train_step))
 
 
+class _StoppingOwnLoop(_OwnLoop):
+    """Asks for a stop at step 5."""
+
+    def train_loop_end(self) -> dict[str, Any]:
+        if int(self.global_step.numpy()) == 5:
+            self.request_stop()
+        return super().train_loop_end()
+
+
 class _OwnTrain(Trainer):
     def train(self, num_steps: Any) -> dict[str, Any]:
         iterator = self.data.iterator()
         for _ in range(int(num_steps)):
             self.train_step(iterator)
+
         return self.train_loop_end()
 
 
 class _NoCountInStep(Trainer):
     def train_step(self, iterator: Any) -> None:
-        self.strategy.run(self._replica_train_step, args=(next(iterator),))
+        arguments = (next(iterator), self.model, self.optimizer, self.train_metrics)
+        self.strategy.run(self.task.train_step, args=arguments)
 
 
 class _NoCountInTrain(Trainer):
@@ -72,14 +83,14 @@ def _run(
     **arguments: Any,
 ) -> Trainer:
     config = linear_experiment()
-    made = task(config.task)
+    task_object = task(config.task)
     seed_everything(1)  # before the model is made: a run seeds itself only after that
-    trainer = kind.create(config, made, train=True, evaluate=True)
-    run_experiment(None, made, mode, config, str(folder), trainer=trainer, **arguments)
+    trainer = kind.create(config, task_object, train=True, evaluate=True)
+    run_experiment(None, task_object, mode, config, str(folder), trainer=trainer, **arguments)
     return trainer
 
 
-def _steps(folder: Path) -> list[int]:
+def _list_steps(folder: Path) -> list[int]:
     return [
         line["step"]
         for line in read_active_history(str(folder / "metrics.jsonl"))
@@ -93,34 +104,27 @@ def test_a_loop_of_a_subclass_reports_saves_and_resumes(
 ) -> None:
     """User code stops the one, and a signal the other."""
     _run(kind, tmp_path / "whole")
-    assert _steps(tmp_path / "whole") == [5, 10, 15, 20]
+
+    assert _list_steps(tmp_path / "whole") == [5, 10, 15, 20]
     assert list(complete_checkpoints(str(tmp_path / "whole"))) == [10, 20]
+
     with pytest.raises(
         PreemptedError, match=r"stopped by (trainer\.request_stop\(\)|SIGTERM) at step"
     ):
         if kind is _OwnLoop:
-            _run(_stopping(kind, 5), tmp_path / "stopped")
+            _run(_StoppingOwnLoop, tmp_path / "stopped")
         else:
-            _run(kind, tmp_path / "stopped", train_actions=[_signal])
+            _run(kind, tmp_path / "stopped", train_actions=[_send_signal])
+
     _run(kind, tmp_path / "stopped")
-    found = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
-    assert not [one for one in found if "differ" in one and "_OBJECT_GRAPH" not in one], found
+    differences = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
+
+    differing = [line for line in differences if "differ" in line]
+    assert not [line for line in differing if "_OBJECT_GRAPH" not in line], differences
 
 
-def _signal(logs: Any) -> None:
+def _send_signal(logs: Any) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _stopping(kind: type[Trainer], step: int) -> type[Trainer]:
-    """Returns a trainer that asks for a stop at a step."""
-
-    class Stops(kind):  # type: ignore[misc, valid-type]
-        def train_loop_end(self) -> dict[str, Any]:
-            if int(self.global_step.numpy()) == step:
-                self.request_stop()
-            return super().train_loop_end()
-
-    return Stops
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,7 @@ def test_a_loop_that_does_not_count_is_an_error(
         TrainerKitError, match=rf"{method} \(test_global_step.py:\d+\) did not add to global_step"
     ):
         _run(kind, tmp_path, mode)
+
     assert not complete_checkpoints(str(tmp_path))
     assert not (tmp_path / "final.json").exists()
 
@@ -153,12 +158,18 @@ def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> Non
         TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"
     ):
         _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
+
     with pytest.raises(DataError, match="ended at step 13"):
         _run(Trainer, tmp_path / "ended", task=_EndingTask, controller_cls=orbit.Controller)
+
     with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
         _run(
-            Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[_signal]
+            Trainer,
+            tmp_path / "stopped",
+            controller_cls=orbit.Controller,
+            train_actions=[_send_signal],
         )
+
     assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
 
 
@@ -167,17 +178,18 @@ def test_a_loop_that_counts_more_is_followed(
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         trainer = _run(_CountsTwice, tmp_path)
-    assert _steps(tmp_path) == [10, 20] and int(trainer.optimizer.iterations.numpy()) == 10
-    assert (
-        caplog.text.count("moved global_step by 10") == 1
-        and "_CountsTwice.train_step" in caplog.text
-    )
+
+    assert _list_steps(tmp_path) == [10, 20]
+    assert int(trainer.optimizer.iterations.numpy()) == 10
+    assert caplog.text.count("moved global_step by 10") == 1
+    assert "_CountsTwice.train_step" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])
 def test_data_may_end_inside_a_loop_of_a_subclass(kind: type[Trainer], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="ended at step 13 of 20"):
         _run(kind, tmp_path, task=_EndingTask)
+
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
 
@@ -186,6 +198,7 @@ def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
         def train(self, num_steps: Any) -> None: ...
 
     config = linear_experiment()
+
     with pytest.raises(
         UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"
     ):

@@ -21,6 +21,7 @@ def _other_names(self: Any, l: Any, o: Any) -> Any:  # noqa: E741
 
 def test_other_names_are_told_with_file_line_and_the_right_ones() -> None:
     line = _other_names.__code__.co_firstlineno
+
     with pytest.raises(
         TrainerKitError, match=rf"{__file__}:{line}: Mine.build_losses\(l, o\) .*aux_losses=None\)"
     ):
@@ -36,7 +37,8 @@ def test_what_only_own_steps_call_may_have_any_names() -> None:
 
 def test_arguments_in_one_mapping_are_fine() -> None:
     _check(
-        build_losses=lambda self, **given: given["labels"], build_metrics=lambda self, *_, **__: []
+        build_losses=lambda self, **arguments: arguments["labels"],
+        build_metrics=lambda self, *_, **__: [],
     )
 
 

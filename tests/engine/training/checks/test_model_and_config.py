@@ -29,6 +29,7 @@ from trainer_kit.training.checks.model_and_config import (
 def test_a_config_without_a_section_is_refused(name: str) -> None:
     sections = {"trainer": 1, "task": 1, "runtime": 1}
     del sections[name]
+
     with pytest.raises(AttributeError, match=f"a section '{name}'"):
         check_sections(SimpleNamespace(**sections), False, False)
 
@@ -36,8 +37,10 @@ def test_a_config_without_a_section_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["train_data", "validation_data"])
 def test_data_is_needed_unless_a_dataset_was_given(name: str) -> None:
     config = SimpleNamespace(trainer=1, runtime=1, task=SimpleNamespace())
+
     with pytest.raises(AttributeError, match=rf"'task\.{name}', or a ready-made dataset"):
         check_sections(config, name == "train_data", name == "validation_data")
+
     check_sections(config, False, False)
     check_sections(linear_experiment(), True, True)
 
@@ -60,14 +63,14 @@ def test_a_model_without_variables_is_refused_with_what_to_do() -> None:
 def test_what_needs_one_replica_is_refused_on_several(
     runtime: dict[str, Any], message: str
 ) -> None:
-    model, config, replicas = (
-        tf.Module(),
-        RuntimeConfig(**runtime),
-        SimpleNamespace(num_replicas_in_sync=2),
-    )
+    model = tf.Module()
+    config = RuntimeConfig(**runtime)
+    replicas = SimpleNamespace(num_replicas_in_sync=2)
     model.weight = tf.Variable(1.0)
+
     with pytest.raises(UsageError, match=message):
         check_model(model, config, replicas)
+
     check_model(model, RuntimeConfig(), replicas)
     check_model(model, config, tf.distribute.get_strategy())
 
@@ -91,9 +94,12 @@ def test_unsaved_state_in_a_loop_is_a_warning_or_an_error(
         return tf.constant(0)
 
     graph = loop.get_concrete_function().graph
+
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         check_exact_resume(graph, required=False)
+
     assert f"the training step uses {named}, whose state is not in a checkpoint" in caplog.text
+
     with pytest.raises(
         UsageError, match=f"trainer.require_exact_resume: the training step uses {named}"
     ):
@@ -101,7 +107,8 @@ def test_unsaved_state_in_a_loop_is_a_warning_or_an_error(
 
 
 def test_generators_with_a_state_of_their_own_are_fine(caplog: pytest.LogCaptureFixture) -> None:
-    generator, layer = tf.random.Generator.from_seed(1), keras.layers.Dropout(0.5, seed=1)
+    generator = tf.random.Generator.from_seed(1)
+    layer = keras.layers.Dropout(0.5, seed=1)
 
     @tf.function
     def loop() -> Any:
@@ -112,14 +119,18 @@ def test_generators_with_a_state_of_their_own_are_fine(caplog: pytest.LogCapture
         )
 
     check_exact_resume(loop.get_concrete_function().graph, required=True)
+
     assert caplog.text == ""
 
 
 def test_a_recurrent_layer_without_dropout_draws_nothing(caplog: pytest.LogCaptureFixture) -> None:
     layer = tf_keras.layers.LSTM(2)
     graph = tf.function(layer).get_concrete_function(tf.zeros((2, 3, 4))).graph
+
     check_exact_resume(graph, required=True)
-    assert "CudnnRNN" in str(graph.as_graph_def()) and not caplog.records
+
+    assert "CudnnRNN" in str(graph.as_graph_def())
+    assert not caplog.records
 
 
 def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,9 +153,13 @@ def test_exact_resume_on_a_gpu_needs_deterministic_kernels(
         if deterministic
         else pytest.raises(UsageError, match="deterministic_ops=true")
     )
+
     with caplog.at_level(logging.INFO):
         check_deterministic_kernels(tf.distribute.get_strategy(), required=False)
+
     assert ("a resumed run may differ" in caplog.text) is not deterministic
+
     with refused:
         check_deterministic_kernels(tf.distribute.get_strategy(), required=True)
+
     check_deterministic_kernels(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), required=True)

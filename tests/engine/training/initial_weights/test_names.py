@@ -28,7 +28,7 @@ class _StagesConfig(TinyConfig):
     first: int = 2
 
 
-def _stages(first: int) -> keras.Model:
+def _build_stages(first: int) -> keras.Model:
     """A model with two stages that have numbers, and a head that Keras numbers."""
     stages = [keras.layers.Dense(WIDTH, name=f"stage_{number}") for number in (first, first + 1)]
     return keras.Sequential([keras.Input((WIDTH,)), *stages, keras.layers.Dense(3)])
@@ -37,7 +37,7 @@ def _stages(first: int) -> keras.Model:
 @tk.register_task(_StagesConfig)
 class _StagesTask(LinearTask):
     def build_model(self) -> keras.Model:
-        return _stages(self.task_config.first)
+        return _build_stages(self.task_config.first)
 
 
 @pytest.fixture(scope="module")
@@ -46,32 +46,38 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stages") / "run"
     experiment = linear_experiment(train_steps=10, best_checkpoint_eval_metric="accuracy")
     launch(experiment.replace(task=_StagesConfig()), "train_and_eval", str(folder))
+
     return folder
 
 
-def _stage_two(run: Path) -> np.ndarray:
-    model = _stages(2)
+def _read_stage_two(run: Path) -> np.ndarray:
+    model = _build_stages(2)
     tk.load_weights(model, run / "ckpt-10")  # the head has another number than in the run
     return np.asarray(model.get_layer("stage_2").kernel)
 
 
 @pytest.mark.parametrize("place", ["ckpt-10", "best_ckpt"])
 def test_a_layer_takes_the_weights_of_its_own_number(run: Path, place: str) -> None:
-    model = _stages(1)
-    given = InitCheckpointConfig(path=str(run / place), exclude=("^sequential[^/]*/stage_1/",))
-    (report,) = load_initial_weights(model, [given])
-    assert np.array_equal(model.get_layer("stage_2").kernel, _stage_two(run))
+    model = _build_stages(1)
+    config = InitCheckpointConfig(path=str(run / place), exclude=("^sequential[^/]*/stage_1/",))
+
+    (report,) = load_initial_weights(model, [config])
+
+    assert np.array_equal(model.get_layer("stage_2").kernel, _read_stage_two(run))
     assert "model/sequential/stage_3/kernel" in report
     assert "by the order of layers" not in report
+
     rename = {"stage_2/": "stage_1/", "stage_3/": "stage_2/"}
+
     load_initial_weights(model, [InitCheckpointConfig(path=str(run / place), rename=rename)])
-    assert np.array_equal(model.get_layer("stage_1").kernel, _stage_two(run))
+
+    assert np.array_equal(model.get_layer("stage_1").kernel, _read_stage_two(run))
 
 
 def test_a_number_that_the_run_lacks_is_an_error(run: Path) -> None:
     for load in (load_initial_weights, tk.load_weights):
         with pytest.raises(UsageError, match=r"stage_1\n +bias +missing in the"):
-            load(_stages(1), str(run / "ckpt-10"))
+            load(_build_stages(1), str(run / "ckpt-10"))
 
 
 def test_runs_are_compared_by_these_numbers(run: Path, tmp_path: Path) -> None:
@@ -88,15 +94,20 @@ def test_runs_are_compared_by_these_numbers(run: Path, tmp_path: Path) -> None:
         for name in ours.keys() & theirs.keys()
         if name.startswith("model/") and name.endswith("kernel")
     }
+
     assert kernels == {"model/sequential/stage_2/kernel", "model/sequential/dense/kernel"}
 
 
 def test_runs_of_earlier_versions_go_by_the_order(run: Path, tmp_path: Path) -> None:
     old = shutil.copytree(run, tmp_path / "old")
     manifest = json.loads((old / "manifest.json").read_text())
+
     assert manifest.pop("layer_names")["sequential/stage/kernel"] == "sequential/stage_2/kernel"
+
     (old / "manifest.json").write_text(json.dumps(manifest))
-    model = _stages(1)
+    model = _build_stages(1)
+
     (report,) = load_initial_weights(model, str(old / "ckpt-10"))
-    assert np.array_equal(model.get_layer("stage_1").kernel, _stage_two(run))
+
+    assert np.array_equal(model.get_layer("stage_1").kernel, _read_stage_two(run))
     assert "by the order of layers" in report

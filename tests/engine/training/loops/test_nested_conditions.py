@@ -11,39 +11,38 @@ import tensorflow as tf
 from trainer_kit.training.loops.loop_function import has_nested_conditions
 
 
-def _inner(x: Any) -> Any:
+def _take_absolute(x: Any) -> Any:
     return tf.cond(x > 1.0, lambda: x, lambda: -x)
 
 
 def _switch(x: Any) -> Any:
-    return tf.switch_case(tf.cast(x, tf.int32), [lambda: _inner(x), lambda: x])
+    return tf.switch_case(tf.cast(x, tf.int32), [lambda: _take_absolute(x), lambda: x])
 
 
-def _loop_between(x: Any) -> Any:
-    loop = lambda: tf.while_loop(lambda y: y < 5.0, lambda y: (_inner(y) + 1.0,), (x,))[0]  # noqa: E731
-    return tf.cond(x > 0.0, loop, lambda: x)
+def _nest_through_loop(x: Any) -> Any:
+    return tf.cond(x > 0.0, lambda: _loop_over_condition(x), lambda: x)
 
 
 def _call_between(x: Any) -> Any:
-    return tf.cond(x > 0.0, lambda: tf.function(_inner)(x), lambda: x)
+    return tf.cond(x > 0.0, lambda: tf.function(_take_absolute)(x), lambda: x)
 
 
-def _one_after_the_other(x: Any) -> Any:
-    return _inner(_inner(x)) + tf.function(_inner)(x)
+def _chain_conditions(x: Any) -> Any:
+    return _take_absolute(_take_absolute(x)) + tf.function(_take_absolute)(x)
 
 
-def _in_a_loop(x: Any) -> Any:
-    return tf.while_loop(lambda y: y < 5.0, lambda y: (_inner(y) + 1.0,), (x,))[0]
+def _loop_over_condition(x: Any) -> Any:
+    return tf.while_loop(lambda y: y < 5.0, lambda y: (_take_absolute(y) + 1.0,), (x,))[0]
 
 
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
         (_switch, True),
-        (_loop_between, True),
+        (_nest_through_loop, True),
         (_call_between, True),
-        (_one_after_the_other, False),
-        (_in_a_loop, False),
+        (_chain_conditions, False),
+        (_loop_over_condition, False),
     ],
 )
 def test_conditions_are_followed_through_loops_and_calls(

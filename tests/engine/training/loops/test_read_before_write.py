@@ -10,7 +10,9 @@ from trainer_kit.training.loops.loop_function import control_dependencies_for_wr
 
 
 def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
-    count, weight, total = tf.Variable(0), tf.Variable(2.0), tf.Variable(0.0)
+    count = tf.Variable(0)
+    weight = tf.Variable(2.0)
+    total = tf.Variable(0.0)
 
     @tf.function(autograph=False)
     def step(iterator: object) -> None:
@@ -23,13 +25,18 @@ def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
     graph = step.get_concrete_function(iterator).graph
     batch = next(op for op in graph.get_operations() if op.type == "IteratorGetNext")
     waiting = {op.type for op in graph.get_operations() if batch in op.control_inputs}
+
     assert waiting == {"AssignAddVariableOp"}
+
     for _ in range(2):
         step(iterator)
+
     for _ in range(20):
         with pytest.raises(tf.errors.OutOfRangeError):
             step(iterator)
-    assert (int(count), float(total)) == (2, 6.0)
+
+    assert int(count) == 2
+    assert float(total) == 6.0
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -53,6 +60,7 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
             ]
             with control_dependencies_for_writes(parts):
                 strategy.run(lambda: count.assign_add(1.0))
+
             return (number + 1,)
 
         tf.while_loop(lambda number: number < 5, step, (0,))
@@ -61,6 +69,8 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
         tf.ragged.constant([[1], [2, 3]]) if ragged else [1.0, 2.0]
     ).repeat(4)
     iterator = iter(strategy.experimental_distribute_dataset(data))
+
     with pytest.raises(tf.errors.OutOfRangeError):
         loop(iterator)
+
     assert float(count.numpy()) == 4 * 2.0

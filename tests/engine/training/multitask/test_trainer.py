@@ -1,4 +1,4 @@
-"""Several tasks in one run: jointly or one per step, on one or two replicas, fused, evaluated and resumed."""
+"""Several tasks in one run: jointly or one per step, on replicas, fused, evaluated and resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SGD = {
 }
 
 
-def _trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
+def _create_trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
     keras.utils.set_random_seed(3)
     with replicas(count).scope():
         trainer = create_trainer(config, TwoTasks(config.task))
@@ -38,7 +38,7 @@ def _trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainingResult:
     """What one replica has made of two tasks without fused steps.
 
     Attributes:
@@ -54,75 +54,83 @@ class _Trained:
     last: list[np.ndarray]
 
 
-def _train(training: str) -> _Trained:
-    trainer = _trainer(_config(training))
+def _train(training: str) -> _TrainingResult:
+    trainer = _create_trainer(_build_config(training))
     first_logs = trainer.train(tf.constant(1))
     first = {name: part.get_weights() for name, part in trainer.model.sub_tasks.items()}
     trainer.train(tf.constant(9))
-    return _Trained(first_logs, first, trainer.train(tf.constant(10)), trained_weights(trainer))
+    return _TrainingResult(
+        first_logs, first, trainer.train(tf.constant(10)), trained_weights(trainer)
+    )
 
 
-def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
-    return two_tasks(
-        {"training": training}, optimizer_config=SGD, **trainer
-    )  # Adam would hide a factor
+def _build_config(training: str, **trainer: Any) -> tk.ExperimentConfig:
+    # Adam would hide a factor.
+    return two_tasks({"training": training}, optimizer_config=SGD, **trainer)
 
 
 @pytest.fixture(scope="module")
-def trained() -> Callable[[str], _Trained]:
+def train_once() -> Callable[[str], _TrainingResult]:
     """A function of the kind of training, which trains each kind once."""
     return functools.cache(_train)
 
 
 def test_a_joint_step_follows_the_weighted_sum_of_losses(
-    trained: Callable[[str], _Trained],
+    train_once: Callable[[str], _TrainingResult],
 ) -> None:
-    trainer = _trainer(_config("joint"))
-    batches, tasks, model = (
-        next(iter(trainer.task.build_inputs(None).at(0))),
-        trainer.task.tasks,
-        trainer.model,
-    )
+    trainer = _create_trainer(_build_config("joint"))
+    batches = next(iter(trainer.task.build_inputs(None).at(0)))
+    tasks = trainer.task.tasks
+    model = trainer.model
     with tf.GradientTape() as tape:
         losses = {
             name: task.build_losses(batches[name][1], model.sub_tasks[name](batches[name][0]))
             for name, task in tasks.items()
         }
         total = 2.0 * losses["large"] + losses["small"]
+
     gradients = tape.gradient(total, model.trainable_variables)
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(0.1 * gradient)
-    logs, weights = trained("joint").first_logs, trained("joint").first
+    logs = train_once("joint").first_logs
+    weights = train_once("joint").first
+
     for name, part in model.sub_tasks.items():
         assert_all_close(weights[name], part.get_weights(), atol=1e-6)
+
     assert float(logs["training_loss"]) == pytest.approx(float(total), rel=1e-5)
+
     for name, loss in losses.items():
         assert float(logs[name]["training_loss"]) == pytest.approx(float(loss), rel=1e-5)
         assert {*logs[name]} == {"training_loss", "accuracy"}
 
 
 def test_an_interleaved_step_changes_only_the_drawn_task(
-    trained: Callable[[str], _Trained],
+    train_once: Callable[[str], _TrainingResult],
 ) -> None:
-    trainer = _trainer(_config("interleaving"))
+    trainer = _create_trainer(_build_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
-    logs, other = trained("interleaving").first_logs, "small" if drawn == "large" else "large"
-    before, after = (
-        model_of_task(trainer.model, other).get_weights(),
-        trained("interleaving").first[other],
-    )
-    assert all((one == old).all() for one, old in zip(after[2:], before[2:], strict=True))
-    assert any((one != old).any() for one, old in zip(after[:2], before[:2], strict=True))
-    assert logs[drawn]["steps"] == 1 and other not in logs
+    logs = train_once("interleaving").first_logs
+    other = "small" if drawn == "large" else "large"
+    before = model_of_task(trainer.model, other).get_weights()
+    after = train_once("interleaving").first[other]
+
+    assert all((value == old).all() for value, old in zip(after[2:], before[2:], strict=True))
+    assert any((value != old).any() for value, old in zip(after[:2], before[:2], strict=True))
+    assert logs[drawn]["steps"] == 1
+    assert other not in logs
     assert float(logs["training_loss"]) == pytest.approx(float(logs[drawn]["training_loss"]))
 
 
 @pytest.mark.parametrize("training", ["joint", "interleaving"])
 def test_two_replicas_and_fused_steps_train_alike(
-    training: str, trained: Callable[[str], _Trained]
+    training: str, train_once: Callable[[str], _TrainingResult]
 ) -> None:
-    expected = trained(training)
-    for other in (_trainer(_config(training), 2), _trainer(_config(training, fuse_steps=5))):
+    expected = train_once(training)
+    for other in (
+        _create_trainer(_build_config(training), 2),
+        _create_trainer(_build_config(training, fuse_steps=5)),
+    ):
         logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
         for name in ("large", "small"):
             values = {metric: float(value) for metric, value in expected.last_logs[name].items()}
@@ -133,7 +141,7 @@ def test_two_replicas_and_fused_steps_train_alike(
 
 
 def test_each_task_is_evaluated_on_its_own_data() -> None:
-    trainer = _trainer(
+    trainer = _create_trainer(
         two_tasks(
             {
                 "task_routines": {
@@ -151,11 +159,14 @@ def test_each_task_is_evaluated_on_its_own_data() -> None:
             .rebatch(103)
         )
     )
+
     accuracy = np.mean(
         np.argmax(trainer.model.sub_tasks["large"](points), axis=1) == labels.numpy()
     )
+
     assert float(logs["large"]["accuracy"]) == pytest.approx(accuracy)
-    assert float(logs["small"]["validation_loss"]) > 0 and {*logs} == {"large", "small"}
+    assert float(logs["small"]["validation_loss"]) > 0
+    assert {*logs} == {"large", "small"}
     assert trainer.validation_metric_names() == [
         f"{name}|{metric}"
         for name in ("large", "small")
@@ -168,19 +179,21 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     bests = {"small": {"metric": "small|accuracy"}}
     config = two_tasks(best_checkpoint_eval_metric="large|accuracy", best_checkpoints=bests)
     results = []
+
     for from_step in (None, 10):
         model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
         results.append((model.get_weights(), logs, read_json(tmp_path / "best_ckpt" / "info.json")))
+
     whole, resumed = results
+
     assert_all_close(whole[0], resumed[0])
-    assert (
-        whole[1:] == resumed[1:]
-        and (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
-    )
-    assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
+    assert whole[1:] == resumed[1:]
+    assert (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
+    assert {*logs} == {"large", "small"}
+    assert "best_accuracy" in logs["large"]
 
 
-def _routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
+def _build_routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
     """Registers a task with a config of its own, and returns a routine of it."""
     config = tk.configclass(
         type(f"{task_type.__name__}Config", (TinyConfig,), {"__module__": __name__})
@@ -215,8 +228,10 @@ class Counting(TinyTask):
 
 def test_a_metric_that_the_step_of_a_task_returns_is_reported() -> None:
     """XLA compiles the step, which cannot return a metric then."""
-    routines = {"large": _routine(Counting)}
-    trainer = _trainer(two_tasks({"task_routines": routines}).replace(runtime={"enable_xla": True}))
+    routines = {"large": _build_routine(Counting)}
+    trainer = _create_trainer(
+        two_tasks({"task_routines": routines}).replace(runtime={"enable_xla": True})
+    )
     for _ in range(2):  # it is reset between the loops
         logs = trainer.train(tf.constant(6))["large"]
         assert logs["examples"] == 8 * logs["steps"]
@@ -226,23 +241,29 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
     class Steps(TwoTasks):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
+            self.tasks["small"].build_metrics = self._build_metrics
+
+        def _build_metrics(self, training: bool = True) -> list[Any]:
+            return [keras.metrics.Mean("steps")]
 
     config = two_tasks({"training": "interleaving"})
+
     with pytest.raises(
         UsageError, match=r"task\.training=interleaving: another metric is called 'steps' too"
     ):
         create_trainer(config, Steps(config.task))
+
     with pytest.raises(UsageError, match="'training_loss' cannot name a task"):
         two_tasks({"task_routines": {"training_loss": tk.TaskRoutine(task_config=TinyConfig())}})
 
 
 def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
-    routines = {"small": _routine(OwnStep)}
+    routines = {"small": _build_routine(OwnStep)}
+
     with pytest.raises(
         UsageError, match=r"does not call the train_step of the task 'small' \(OwnStep\)"
     ):
-        _trainer(two_tasks({"training": "joint", "task_routines": routines}))
+        _create_trainer(two_tasks({"training": "joint", "task_routines": routines}))
 
 
 def test_every_task_needs_a_model() -> None:
@@ -251,6 +272,7 @@ def test_every_task_needs_a_model() -> None:
             return {"large": super().build_models()["large"]}
 
     config = two_tasks()
+
     with pytest.raises(
         UsageError, match=r"sub_tasks has no model for the task 'small'; it has \['large'\]"
     ):
@@ -259,7 +281,9 @@ def test_every_task_needs_a_model() -> None:
 
 def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
     config = two_tasks()
+
     assert not hasattr(TwoTasks(config.task), "state")
+
     counts: dict[str, int] = {}
 
     class Remembering(TinyTask):
@@ -269,7 +293,10 @@ def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
         def restore(self, state: int) -> None:
             counts[self.name] = state
 
-    task = TwoTasks(two_tasks({"task_routines": {"small": _routine(Remembering)}}).task)
+    task = TwoTasks(two_tasks({"task_routines": {"small": _build_routine(Remembering)}}).task)
+
     assert task.state() == {"small": 7}
+
     task.restore({"small": 9})
+
     assert task.state() == {"small": 9}

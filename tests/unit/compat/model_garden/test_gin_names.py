@@ -29,7 +29,7 @@ def _make(name: str) -> Callable[..., Any]:
     return function
 
 
-def _pair() -> tuple[str, Callable[..., Any], Callable[..., Any]]:
+def _make_pair() -> tuple[str, Callable[..., Any], Callable[..., Any]]:
     """Returns a name that is new to gin, our function of that name, and Model Garden's."""
     name = f"get_things_{next(_NUMBERS)}"
     ours = accept_gin_bindings(f"official.core.things.{name}")(_make(name))
@@ -38,18 +38,23 @@ def _pair() -> tuple[str, Callable[..., Any], Callable[..., Any]]:
 
 @pytest.mark.parametrize("binding", ["official.core.things.{}", "things.{}", "{}"])
 def test_a_binding_by_model_gardens_name_counts_here(binding: str) -> None:
-    name, ours, theirs = _pair()
+    name, ours, theirs = _make_pair()
+
     gin.parse_config(f"{binding.format(name)}.factor = 4")
+
     assert ours("p") == theirs("p") == ("p", 4)
 
 
 def test_an_argument_that_is_passed_wins_over_every_binding() -> None:
-    name, ours, _ = _pair()
+    name, ours, _ = _make_pair()
+
     gin.parse_config(f"{name}.factor = 3")
+
     assert ours("p", 5) == ours("p", factor=5) == ("p", 5)
 
 
 def test_the_function_keeps_its_signature() -> None:
-    _, ours, _ = _pair()
+    _, ours, _ = _make_pair()
+
     assert list(inspect.signature(ours).parameters) == ["params", "factor"]
     assert ours.__module__ == __name__

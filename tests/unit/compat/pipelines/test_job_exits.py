@@ -45,6 +45,7 @@ def test_an_error_that_explains_itself_is_an_exit_code(
 ) -> None:
     with pytest.raises(SystemExit) as ended, exit_codes():
         raise error("this is why")
+
     assert ended.value.code == code
     assert capsys.readouterr().err == "error: this is why\n"
 
@@ -57,12 +58,14 @@ def test_an_error_of_the_program_stays_as_it_is() -> None:
 def test_an_exit_of_the_program_keeps_its_code() -> None:
     with pytest.raises(SystemExit) as ended, exit_codes(), exit_codes():
         raise UsageError("once")
+
     assert ended.value.code == 2
 
 
 def test_sigterm_outside_of_a_run_ends_with_75() -> None:
     done = subprocess.run([sys.executable, "-c", _STOPPED], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (75, 1)
+    assert done.returncode == 75
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

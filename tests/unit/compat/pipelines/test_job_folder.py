@@ -19,17 +19,22 @@ def folder(tmp_path: Path) -> Path:
     for step in (10, 25):
         (checkpoints / f"ckpt-{step}.index").touch()
         (checkpoints / f"ckpt-{step}.commit.json").touch()
+
     return tmp_path
 
 
 def test_a_new_job_has_no_epoch_and_no_checkpoint(tmp_path: Path) -> None:
     job = JobFolder(str(tmp_path / "new"))
-    assert (job.last_epoch(), job.last_checkpoint(), job.read_meta()) == (0, None, {})
+
+    assert job.last_epoch() == 0
+    assert job.last_checkpoint() is None
+    assert job.read_meta() == {}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_last_epoch_counts_complete_epochs_only(folder: Path) -> None:
     job = JobFolder(str(folder))
+
     assert job.last_epoch() == 2
     assert job.last_checkpoint() == str(folder / "checkpoints" / "ckpt-25")
 
@@ -53,14 +58,20 @@ def test_job_meta_is_written_only_when_it_changes(folder: Path) -> None:
     job = JobFolder(str(folder))
     job.update_meta(last_epoch=2)
     before = (folder / "job_meta.json").stat()
+
     job.update_meta(last_epoch=2)
+
     assert (folder / "job_meta.json").stat() == before
+
     job.update_meta(other=1)
+
     assert json.loads((folder / "job_meta.json").read_text()) == {"last_epoch": 2, "other": 1}
 
 
 def test_a_damaged_job_meta_is_written_again(folder: Path) -> None:
     (folder / "job_meta.json").write_text('{"last_epoch')
     job = JobFolder(str(folder))
+
     job.update_meta(last_epoch=2)
+
     assert job.read_meta() == {"last_epoch": 2}

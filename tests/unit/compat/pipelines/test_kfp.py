@@ -20,11 +20,11 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KFPVisualization:
     return KFPVisualization("pose", "bucket", "job-1")
 
 
-def _metrics(folder: Path) -> Any:
+def _read_metrics(folder: Path) -> Any:
     return json.loads((folder / "mlpipeline-metrics.json").read_text())
 
 
-def _outputs(folder: Path) -> Any:
+def _read_outputs(folder: Path) -> Any:
     return json.loads((folder / "mlpipeline-ui-metadata.json").read_text())
 
 
@@ -36,14 +36,16 @@ def test_the_calls_of_a_component_give_both_files(shown: KFPVisualization, tmp_p
     shown.produce_metrics(name="mae", value=round(np.mean(np.float32([0.25, 0.5])), 3), f="RAW")
     shown.produce_metrics("accuracy-score", 0.975)
     shown.write_metrics()
-    assert _metrics(tmp_path) == {
+
+    assert _read_metrics(tmp_path) == {
         "metrics": [
             {"name": "mae", "numberValue": 0.375, "format": "RAW"},
             {"name": "accuracy-score", "numberValue": 0.975, "format": "PERCENTAGE"},
         ]
     }
+
     table = {"type": "table", "storage": "gcs", "format": "csv", "header": ["roll", "mae"]}
-    assert _outputs(tmp_path) == {
+    assert _read_outputs(tmp_path) == {
         "outputs": [{**table, "source": "gs://bucket/artifacts/results.csv"}]
     }
 
@@ -51,7 +53,9 @@ def test_the_calls_of_a_component_give_both_files(shown: KFPVisualization, tmp_p
 def test_nothing_added_gives_empty_lists(shown: KFPVisualization, tmp_path: Path) -> None:
     shown.write_metrics()
     shown.write_ui_metadata()
-    assert (_metrics(tmp_path), _outputs(tmp_path)) == ({"metrics": []}, {"outputs": []})
+
+    assert _read_metrics(tmp_path) == {"metrics": []}
+    assert _read_outputs(tmp_path) == {"outputs": []}
 
 
 def test_a_run_may_say_where_the_files_go(shown: KFPVisualization, tmp_path: Path) -> None:
@@ -59,8 +63,10 @@ def test_a_run_may_say_where_the_files_go(shown: KFPVisualization, tmp_path: Pat
     shown.write_metrics(tmp_path / "outputs" / "metrics" / "data")
     shown.write_ui_metadata(str(tmp_path / "outputs" / "ui"))
     written = json.loads((tmp_path / "outputs" / "metrics" / "data").read_text())
+
     assert written == {"metrics": [{"name": "loss", "numberValue": 1.0, "format": "RAW"}]}
     assert not (tmp_path / "mlpipeline-metrics.json").exists()
+
     with pytest.raises(UsageError, match="remote file"):
         shown.write_metrics("gs://bucket/metrics.json")
 
@@ -71,8 +77,10 @@ def test_without_a_word_the_files_are_at_the_root(
     written = []
     monkeypatch.delenv("KFP_OUTPUT_FOLDER")
     monkeypatch.setattr("trainer_kit.files.write_json", lambda path, content: written.append(path))
+
     shown.write_metrics()
     shown.write_ui_metadata()
+
     assert written == ["/mlpipeline-metrics.json", "/mlpipeline-ui-metadata.json"]
 
 
@@ -83,9 +91,10 @@ def test_a_metric_that_is_not_finite_spoils_no_file(
     shown.produce_metrics("accuracy", np.float32(0.5))
     shown.produce_metrics("accuracy", np.array(0.75))
     shown.write_metrics()
-    assert [(one["name"], one["numberValue"]) for one in _metrics(tmp_path)["metrics"]] == [
-        ("accuracy", 0.75)
-    ]
+
+    assert [
+        (metric["name"], metric["numberValue"]) for metric in _read_metrics(tmp_path)["metrics"]
+    ] == [("accuracy", 0.75)]
     assert "loss is nan and is left out" in caplog.text
 
 
@@ -112,18 +121,24 @@ def test_a_local_table_is_taken_into_the_file(
     shown.produce_ui_metadata_table("3,4\n", ["a", "b"], storage="inline")
     shown.produce_ui_metadata_table("minio://bucket/results.csv", ["a", "b"], "minio")
     shown.write_ui_metadata()
-    found = [
-        (one["storage"], one["source"], one["header"]) for one in _outputs(tmp_path)["outputs"]
+    tables = [
+        (table["storage"], table["source"], table["header"])
+        for table in _read_outputs(tmp_path)["outputs"]
     ]
     columns = ["a", "b"]
-    assert found == [
+
+    assert tables == [
         ("inline", "1,2\n", columns),
         ("inline", "3,4\n", columns),
         ("minio", "minio://bucket/results.csv", columns),
     ]
     assert caplog.text == ""
+
     shown.produce_ui_metadata_table("missing.csv", ["a"])
-    assert shown.metadata_outputs[-1]["source"] == "missing.csv" and "No such file" in caplog.text
+
+    assert shown.metadata_outputs[-1]["source"] == "missing.csv"
+    assert "No such file" in caplog.text
+
     with pytest.raises(UsageError, match="header"):
         shown.produce_ui_metadata_table("gs://bucket/a.csv", "a,b")
 

@@ -1,4 +1,4 @@
-"""How config classes behave: frozen, keyword-only, typed, with rules across fields and a choice of one branch."""
+"""How config classes behave: frozen, keyword-only, typed, with rules and a choice of a branch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field
 
-from tests.config_builders import refused, wrong_fields
+from tests.config_builders import collect_mistakes, wrong_fields
 from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import (
     DataConfig,
@@ -102,7 +102,7 @@ def test_fields_have_to_be_named() -> None:
 def test_a_section_alone_names_its_place_in_an_experiment(
     config_class: type[Config], values: dict[str, Any], path: str, said: str
 ) -> None:
-    assert said in str(refused(config_class, **values)[path])
+    assert said in str(collect_mistakes(config_class, **values)[path])
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,16 @@ def test_values_are_not_bent_into_a_type(name: str, value: object) -> None:
 
 
 def test_equivalent_plain_values_are_accepted() -> None:
-    made = Ruled(inner={"rate": 1, "several": [1, 2], "by_name": {"a": 1}})  # type: ignore[arg-type]
-    assert made.inner == Inner(rate=1.0, several=(1, 2), by_name={"a": 1})
-    assert isinstance(made.inner.rate, float)
+    config = Ruled(inner={"rate": 1, "several": [1, 2], "by_name": {"a": 1}})  # type: ignore[arg-type]
+
+    assert config.inner == Inner(rate=1.0, several=(1, 2), by_name={"a": 1})
+    assert isinstance(config.inner.rate, float)
 
 
 def test_all_broken_rules_come_at_once_with_their_fields() -> None:
     with pytest.raises(ConfigError) as caught:
         Ruled(low=-1, high=-2)
+
     assert [str(mistake) for mistake in caught.value.mistakes] == [
         "Ruled.low: -1 is above high (-2); lower it",
         "Ruled.low: is below 0",
@@ -149,36 +151,47 @@ def test_all_broken_rules_come_at_once_with_their_fields() -> None:
 def test_replace_leaves_the_original_alone_and_checks_again() -> None:
     before = Ruled()
     after = before.replace(high=5, inner={"size": 3})
-    assert (after.high, after.inner.size, after.inner.rate) == (5, 3, 0.5)
+
+    assert after.high == 5
+    assert after.inner.size == 3
+    assert after.inner.rate == 0.5
     assert before == Ruled()
     assert after.replace(inner=Inner(size=7)).inner.size == 7
+
     for wrong in ({"low": 9}, {"inner": {"size": 0}}, {"lwo": 1}):
         with pytest.raises(ConfigError):
             before.replace(**wrong)
 
 
 def test_as_dict_is_plain_data_that_makes_an_equal_config() -> None:
-    made = Ruled(high=3, inner=Inner(several=(1, 2), by_name={"a": 1}))
-    plain = made.as_dict()
+    config = Ruled(high=3, inner=Inner(several=(1, 2), by_name={"a": 1}))
+    plain = config.as_dict()
+
     assert plain["inner"]["several"] == [1, 2]
-    assert Ruled(**plain) == made
+    assert Ruled(**plain) == config
+
     plain["inner"]["by_name"]["a"] = 2
-    assert made.inner.by_name == {"a": 1}
+    assert config.inner.by_name == {"a": 1}
 
 
 def test_configs_can_be_compared_copied_and_pickled() -> None:
-    made = Ruled(high=3)
-    assert made == Ruled(high=3) != Ruled()
-    assert copy.deepcopy(made) == made
-    assert pickle.loads(pickle.dumps(made)) == made
+    config = Ruled(high=3)
+
+    assert config == Ruled(high=3) != Ruled()
+    assert copy.deepcopy(config) == config
+    assert pickle.loads(pickle.dumps(config)) == config
     assert hash(Needed(size=1)) == hash(Needed(size=1))
 
 
 def test_a_choice_holds_its_branch_and_nothing_else() -> None:
     nothing = Choice()
-    assert nothing.get() is None and nothing.as_dict() == {"type": None}
+
+    assert nothing.get() is None
+    assert nothing.as_dict() == {"type": None}
+
     chosen = Choice(type="inner", ruled=Ruled(high=4))
-    assert chosen.get() == Inner() and chosen.ruled is None
+    assert chosen.get() == Inner()
+    assert chosen.ruled is None
     assert chosen.as_dict().keys() == {"type", "inner"}
     assert Choice(type="ruled", ruled={"high": 4}).get().high == 4  # type: ignore[arg-type]
     assert chosen.replace(type="ruled").get() == Ruled()
@@ -196,6 +209,7 @@ def test_subclasses_add_fields_and_keep_rules() -> None:
         extra: Annotated[float, Field(gt=0)] = 1
 
     assert More(extra=2).as_dict().keys() == {"low", "high", "inner", "extra"}
+
     for wrong in ({"low": 9}, {"extra": 0}, {"extra": "2"}):
         with pytest.raises(ConfigError):
             More(**wrong)  # type: ignore[arg-type]
@@ -205,7 +219,9 @@ def test_only_decorated_classes_are_config_classes() -> None:
     class Undecorated(Inner):
         pass
 
-    assert is_configclass(Inner) and is_configclass(Choice)
+    assert is_configclass(Inner)
+    assert is_configclass(Choice)
+
     for other in (Undecorated, Config, int, Inner(), None):
         assert not is_configclass(other)
 
@@ -224,7 +240,9 @@ def test_a_union_is_strict_in_each_of_its_parts() -> None:
         value: int | tuple[str, ...] | Literal["all"] = 1
 
     fine: list[Any] = [5, ("a",), "all"]
+
     assert [United(value=value).value for value in fine] == fine
+
     for wrong in ("5", 5.0, (1,), "some"):
         with pytest.raises(ConfigError):
             United(value=wrong)  # type: ignore[arg-type]
@@ -235,7 +253,9 @@ def test_replace_merges_sections_by_name() -> None:
     task = TaskConfig(validation_data=data).replace(
         validation_data={"dev": {"global_batch_size": 2}, "hard": {}}
     )
+
     assert task.validation_data == {"dev": data.replace(global_batch_size=2), "hard": data}
+
     again = task.replace(
         validation_data={"dev": {"shuffle_buffer_size": 9}, "hard": None, "new": data}
     )
@@ -243,6 +263,7 @@ def test_replace_merges_sections_by_name() -> None:
         "dev": data.replace(global_batch_size=2, shuffle_buffer_size=9),
         "new": data,
     }
+
     with pytest.raises(ConfigError):
         task.replace(validation_data={"global_batch_size": 3})
 
@@ -253,8 +274,10 @@ def test_replace_tells_every_mistake_with_its_whole_path() -> None:
         "task": {"validation_data": {"dev": {"batch_size": 3}}},
         "runtime": 5,
     }
+
     with pytest.raises(ConfigError) as caught:
         ExperimentConfig().replace(**wrong)
+
     assert {mistake.path for mistake in caught.value.mistakes} == {
         "trainer.train_step",
         "trainer.steps_per_loop",
@@ -262,4 +285,5 @@ def test_replace_tells_every_mistake_with_its_whole_path() -> None:
         "runtime",
     }
     assert caught.value.__notes__ == [f"given in {__file__}:{caught.traceback[0].lineno + 1}"]
-    assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
+    assert caught.value.exit_code == 2
+    assert isinstance(caught.value, ValueError)

@@ -27,8 +27,11 @@ from trainer_kit.config.schema.experiment import TrainerConfig
 )
 def test_a_duration_is_read_with_or_without_a_space(text: str, amount: float, unit: str) -> None:
     duration = Duration.parse(text)
+
     assert duration is not None
-    assert (duration, duration.amount, duration.unit) == (text, Fraction(amount), unit)
+    assert duration == text
+    assert duration.amount == Fraction(amount)
+    assert duration.unit == unit
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every field of Model Garden's configs is here under its name and with its default, but for the listed exceptions."""
+"""Model Garden's config fields exist here with their names and defaults, with listed exceptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import refused, wrong_fields
+from tests.config_builders import collect_mistakes, wrong_fields
 from trainer_kit.config.fields import find_section_class, get_fields
 from trainer_kit.config.schema import evaluation, optimization, schedules
 from trainer_kit.config.schema import experiment as schema
@@ -21,10 +21,16 @@ from trainer_kit.errors import ConfigError
 
 # Where a field differs from Model Garden's, and why.
 MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
-    "RuntimeConfig.distribution_strategy": "'auto': mirroring over a single device costs up to 3 times",
-    "TrainerConfig.best_checkpoint_export_subdir": "'best_ckpt': naming the metric is enough to keep the best",
+    "RuntimeConfig.distribution_strategy": (
+        "'auto': mirroring over a single device costs up to 3 times"
+    ),
+    "TrainerConfig.best_checkpoint_export_subdir": (
+        "'best_ckpt': naming the metric is enough to keep the best"
+    ),
     "TaskConfig.validation_data": "drop_remainder is False: validation keeps its last batch",
-    "OptimizerConfig": "types we do not build (slide, *_experimental, adafactor_keras) are refused by name",
+    "OptimizerConfig": (
+        "types we do not build (slide, *_experimental, adafactor_keras) are refused by name"
+    ),
     "TaskConfig.differential_privacy_config": "deprecated there; refused here rather than ignored",
 }
 
@@ -44,15 +50,15 @@ REFUSED_CLASSES = {
 }
 
 
-class Made:
-    """A default that a factory makes: `DataConfig` for `dataclasses.field(default_factory=DataConfig)`."""
+class FactoryDefault:
+    """A default such as `dataclasses.field(default_factory=DataConfig)`."""
 
     def __init__(self, factory: str) -> None:
         self.factory = factory.rpartition(".")[2]
 
 
-def model_garden() -> dict[str, dict[str, Any]]:
-    """Class name -> field name -> default, read from Model Garden's sources without importing them."""
+def read_model_garden() -> dict[str, dict[str, Any]]:
+    """Class name -> field name -> default, read from Model Garden's sources without an import."""
     (root,) = importlib.util.find_spec("official").submodule_search_locations  # type: ignore[union-attr, misc]
     configs = Path(root) / "modeling" / "optimization" / "configs"
     classes: dict[str, dict[str, Any]] = {}
@@ -64,37 +70,39 @@ def model_garden() -> dict[str, dict[str, Any]]:
             if isinstance(node, ast.ClassDef):
                 inherited = [classes.get(ast.unparse(base), {}) for base in node.bases]
                 own = {
-                    ast.unparse(item.target): default_of(item.value)
+                    ast.unparse(item.target): read_default(item.value)
                     for item in node.body
                     if isinstance(item, ast.AnnAssign) and item.value is not None
                 }
                 classes[node.name] = {
                     name: value for fields in (*inherited, own) for name, value in fields.items()
                 }
+
     return classes
 
 
-def default_of(node: ast.expr) -> Any:
+def read_default(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):
-        return Made(
+        return FactoryDefault(
             next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory")
         )
     if isinstance(node, ast.BinOp):
         assert isinstance(node.op, ast.Mult)
-        return operator.mul(default_of(node.left), default_of(node.right))
+        return operator.mul(read_default(node.left), read_default(node.right))
+
     return ast.literal_eval(node)
 
 
-THEIRS = model_garden()
+THEIRS = read_model_garden()
 OURS = {
-    name: found
+    name: value
     for module in (schema, evaluation, optimization, optimizers, schedules)
-    for name, found in vars(module).items()
-    if isinstance(found, type)
-    and issubclass(found, Config)
-    and get_fields(found)
+    for name, value in vars(module).items()
+    if isinstance(value, type)
+    and issubclass(value, Config)
+    and get_fields(value)
     and not name.startswith("_")
-    if found is not OpenOneOfConfig
+    if value is not OpenOneOfConfig
 }
 
 
@@ -121,11 +129,12 @@ def test_the_defaults_are_the_same(name: str) -> None:
         if info is None:
             continue
         ours = info.get_default(call_default_factory=True)
-        if f"{name}.{field}" in MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, Made):
+        if f"{name}.{field}" in MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, FactoryDefault):
             assert ours != theirs or field == "differential_privacy_config"
-        elif isinstance(theirs, Made):
+        elif isinstance(theirs, FactoryDefault):
             inner = find_section_class(info.annotation)
-            assert inner is not None and inner.__name__ == theirs.factory
+            assert inner is not None
+            assert inner.__name__ == theirs.factory
             assert ours is None if issubclass(OURS[name], OneOfConfig) else type(ours) is inner
         else:
             assert ours == theirs, (name, field)
@@ -137,7 +146,9 @@ def test_the_default_summary_interval_fits_any_loop() -> None:
 
 def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
     task = schema.TaskConfig()
-    assert (task.train_data.drop_remainder, task.validation_data.drop_remainder) == (True, False)
+
+    assert task.train_data.drop_remainder is True
+    assert task.validation_data.drop_remainder is False
     assert task.validation_data.replace(drop_remainder=True) == schema.DataConfig()
 
 
@@ -238,20 +249,20 @@ def test_rules_allow_what_does_something() -> None:
         schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
     )
     assert schema.TrainerConfig(recovery_max_trials=-1).recovery_max_trials == -1
+
     folders = schema.TrainerConfig(
         best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out"
     )
-    assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == (
-        "best.v2",
-        "held-out",
-    )
+    assert folders.best_checkpoint_export_subdir == "best.v2"
+    assert folders.validation_summary_subdir == "held-out"
+
     best = schema.TrainerConfig(
         best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}}
     )
     assert best.best_checkpoints["top"].keep == 3
 
 
-def _with_batch(
+def _build_experiment(
     runtime: dict[str, Any], batch: int, section: str = "train_data"
 ) -> schema.ExperimentConfig:
     data = {"global_batch_size": batch, "is_training": True}
@@ -262,13 +273,18 @@ def _with_batch(
 @pytest.mark.parametrize("strategy", ["auto", "mirrored"])
 def test_a_batch_that_cpus_cannot_share_names_near_sizes(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
-    mistake = refused(_with_batch, runtime, 32, section)[f"task.{section}.global_batch_size"]
+    mistake = collect_mistakes(_build_experiment, runtime, 32, section)[
+        f"task.{section}.global_batch_size"
+    ]
+
     assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in mistake.problem
     assert mistake.advice.endswith("30 or 33")
 
 
 def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
-    mistake = refused(_with_batch, {"virtual_cpus": 4}, 3)["task.train_data.global_batch_size"]
+    mistake = collect_mistakes(_build_experiment, {"virtual_cpus": 4}, 3)[
+        "task.train_data.global_batch_size"
+    ]
     assert mistake.advice.endswith("shared equally: 4")
 
 
@@ -285,24 +301,25 @@ def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
 def test_batches_that_are_shared_or_of_unknown_size_are_allowed(
     runtime: dict[str, Any], batch: int
 ) -> None:
-    assert _with_batch(runtime, batch).task.train_data.global_batch_size == batch
+    assert _build_experiment(runtime, batch).task.train_data.global_batch_size == batch
 
 
 def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
     config = schema.ExperimentConfig().replace(
         runtime={"virtual_cpus": 3}, task={"validation_data": {"global_batch_size": 32}}
     )
+
     assert list(config.get_training_batch_sizes()) == []
 
 
 @pytest.mark.parametrize(("steps", "batch"), [(8, 8), (9, 0), (1, 1)])
 def test_micro_batches_have_an_example_each(steps: int, batch: int) -> None:
-    config = _with_batch({}, batch).replace(trainer={"accumulate_steps": steps})
+    config = _build_experiment({}, batch).replace(trainer={"accumulate_steps": steps})
     assert config.trainer.accumulate_steps == steps
 
 
 def test_more_micro_batches_than_examples_are_refused() -> None:
-    mistakes = refused(_with_batch({}, 8).replace, trainer={"accumulate_steps": 9})
+    mistakes = collect_mistakes(_build_experiment({}, 8).replace, trainer={"accumulate_steps": 9})
     assert "set at most 8" in mistakes["trainer.accumulate_steps"].advice
 
 
@@ -331,6 +348,8 @@ def test_intervals_and_counts_are_bounded(values: dict[str, Any]) -> None:
 def test_input_paths_have_four_spellings() -> None:
     for path in ("a", ("a", "b"), {"en": "a"}, {"en": ("a", "b")}):
         assert schema.DataConfig(input_path=path).input_path == path  # type: ignore[arg-type]
+
     assert schema.DataConfig(input_path=["a"]).input_path == ("a",)  # type: ignore[arg-type]
+
     with pytest.raises(ConfigError):
         schema.DataConfig(input_path=5)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import layered, nested
+from tests.config_builders import apply_values, nest_value
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 
@@ -21,9 +21,10 @@ SECTION = (InitCheckpointConfig(path="a", exclude=("head",)),)
 def test_a_path_and_a_list_of_sections_are_both_allowed(
     layers: list[Any], expected: object
 ) -> None:
-    resolved = layered(
-        ExperimentConfig(), *(nested("task.init_checkpoint", layer) for layer in layers)
+    resolved = apply_values(
+        ExperimentConfig(), *(nest_value("task.init_checkpoint", layer) for layer in layers)
     )
+
     assert resolved.config.task.init_checkpoint == expected
 
 

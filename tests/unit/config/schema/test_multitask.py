@@ -1,4 +1,4 @@
-"""MultiTaskConfig: tasks by name, what it refuses, and which of its values an evaluation or a resume depends on."""
+"""MultiTaskConfig: tasks by name, what it refuses, and what evaluations and resumes depend on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trainer_kit as tk
-from tests.config_builders import layered, nested, refused, wrong_fields
+from tests.config_builders import apply_values, collect_mistakes, nest_value, wrong_fields
 from trainer_kit.config.resume_check import get_change_kind
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.serialize import to_yaml
@@ -21,14 +21,17 @@ class PointsConfig(tk.TaskConfig):
     width: int = 4
 
 
-def _experiment(**task: Any) -> tk.ExperimentConfig:
+def _build_experiment(**task: Any) -> tk.ExperimentConfig:
     routines = {name: tk.TaskRoutine(task_config=PointsConfig()) for name in ("near", "far")}
     return tk.ExperimentConfig(task=tk.MultiTaskConfig(task_routines=routines).replace(**task))
 
 
 def test_another_layer_changes_one_field_of_one_task() -> None:
     far = {"task_config": {"width": 8}, "task_weight": 3.0}
-    changed = layered(_experiment(), nested("task.task_routines.far", far)).config.task
+    changed = apply_values(
+        _build_experiment(), nest_value("task.task_routines.far", far)
+    ).config.task
+
     assert [routine.task_config.width for routine in changed.task_routines.values()] == [4, 8]
     assert [routine.task_weight for routine in changed.task_routines.values()] == [1.0, 3.0]
 
@@ -39,7 +42,11 @@ def test_another_layer_changes_one_field_of_one_task() -> None:
 )
 def test_a_misspelt_task_or_field_gets_near_names(path: str, near: str) -> None:
     path = f"task.task_routines.{path}"
-    assert near in str(refused(layered, _experiment(), nested(path, {"task_weight": 2.0}))[path])
+    assert near in str(
+        collect_mistakes(apply_values, _build_experiment(), nest_value(path, {"task_weight": 2.0}))[
+            path
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,23 +90,26 @@ ODD_BATCH = {"near": {"task_config": {"train_data": {"global_batch_size": 7}}}}
 def test_what_several_tasks_cannot_have_is_refused(
     task: dict[str, Any], values: dict[str, Any], path: str
 ) -> None:
-    assert refused(_experiment(**task).replace, **values).keys() == {path}
+    assert collect_mistakes(_build_experiment(**task).replace, **values).keys() == {path}
 
 
 def test_joint_steps_may_have_summaries_of_tensors() -> None:
-    config = _experiment(training="joint").replace(trainer={"summaries": [{"tensor": "features"}]})
+    config = _build_experiment(training="joint").replace(
+        trainer={"summaries": [{"tensor": "features"}]}
+    )
     assert config.trainer.summaries[0].tensor == "features"
 
 
 def test_each_task_is_a_validation_set_unless_left_out() -> None:
-    assert [*get_validation_sets(_experiment().task)] == ["near", "far"]
-    assert [*get_validation_sets(_experiment(evaluated_tasks=("far",)).task)] == ["far"]
+    assert [*get_validation_sets(_build_experiment().task)] == ["near", "far"]
+    assert [*get_validation_sets(_build_experiment(evaluated_tasks=("far",)).task)] == ["far"]
 
 
 def test_an_evaluation_depends_on_its_own_task_only() -> None:
-    plain = _experiment()
-    far = _experiment(task_routines={"far": {"task_config": {"width": 8}}})
-    longer = _experiment(sampling_seed=5, task_routines={"near": {"task_weight": 2.0}})
+    plain = _build_experiment()
+    far = _build_experiment(task_routines={"far": {"task_config": {"width": 8}}})
+    longer = _build_experiment(sampling_seed=5, task_routines={"near": {"task_weight": 2.0}})
+
     assert (
         compute_config_hash(plain, "near")
         == compute_config_hash(far, "near")
@@ -122,8 +132,9 @@ def test_a_resume_may_change_what_it_may_change_of_one_task() -> None:
         "task_routines.a.task_config.train_data.seed": "dangerous",
         "task_routines.a.task_weight": "dangerous",
     }
+
     assert {path: get_change_kind(f"task.{path}") for path in paths} == paths
 
 
 def test_data_outside_of_the_tasks_is_written_as_none() -> None:
-    assert "train_data: null" in to_yaml(_experiment())
+    assert "train_data: null" in to_yaml(_build_experiment())

@@ -19,6 +19,7 @@ from trainer_kit.config.schema.schedules import LrConfig
 
 def test_everything_is_off_by_default() -> None:
     config = OptimizationConfig()
+
     assert (
         config.optimizer.get()
         is config.learning_rate.get()
@@ -32,6 +33,7 @@ def test_an_optimizer_needs_a_learning_rate() -> None:
     assert wrong_fields(OptimizationConfig, {"optimizer": {"type": "sgd"}}) == [
         "learning_rate.type"
     ]
+
     both = OptimizationConfig(
         optimizer=OptimizerConfig(type="sgd"), learning_rate=LrConfig(type="constant")
     )
@@ -51,7 +53,9 @@ def test_all_averages_are_evaluated_alike_and_on_the_same_data() -> None:
     }
     both = ("average", "weights")
     groups = {"a": {**section, "ema": {"evaluate": both}}, "b": {**section, "ema": {}}}
+
     assert wrong_fields(TrainerConfig, {"optimizers": groups}) == ["optimizers.b.ema.evaluate"]
+
     again = {
         "optimizer_config": {"ema": {"evaluate": both}},
         "eval_recreate_iterator": False,
@@ -67,9 +71,12 @@ def test_an_optimizer_of_several_averages_no_batch_statistics() -> None:
         "variables": ("a",),
     }
     ema = {"trainable_weights_only": False}
+
     assert wrong_fields(NamedOptimizerConfig, {**section, "ema": ema}) == [
         "ema.trainable_weights_only"
     ]
+
     allowed = TrainerConfig(optimizers={"a": section}, optimizer_config={"ema": ema})
     assert allowed.optimizer_config.ema == EMAConfig(**ema)
+
     NamedOptimizerConfig(**section, ema={})

@@ -1,4 +1,4 @@
-"""The choice of an optimizer, and the rules of the sections. Names and defaults are compared in test_experiment.py."""
+"""The choice of an optimizer and the rules of its sections; defaults are elsewhere."""
 
 from __future__ import annotations
 

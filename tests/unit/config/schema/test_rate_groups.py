@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import overridden, sample_experiment, wrong_fields
+from tests.config_builders import override_setting, sample_experiment, wrong_fields
 from trainer_kit.config.schema.optimization import (
     LayerDecayConfig,
     OptimizationConfig,
@@ -19,8 +19,9 @@ def test_rate_groups_are_set_in_text_and_survive_a_round_trip() -> None:
     multipliers = "[{variables: encoder/, multiplier: 0.1}, {variables: bias, multiplier: 2}]"
     decay = "{decay: 0.9, layers: [embedding, block]}"
     section = f"{{learning_rate_multipliers: {multipliers}, layer_decay: {decay}}}"
-    config = overridden(f"trainer.optimizer_config={section}")
+    config = override_setting(f"trainer.optimizer_config={section}")
     options = config.trainer.optimizer_config
+
     assert options.learning_rate_multipliers == (
         RateMultiplierConfig(variables="encoder/", multiplier=0.1),
         RateMultiplierConfig(variables="bias", multiplier=2.0),

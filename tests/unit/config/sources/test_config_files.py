@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config_builders import refused
+from tests.config_builders import collect_mistakes
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
@@ -18,7 +18,9 @@ NESTED = {"trainer": {"train_steps": 5, "loss_upper_bound": 0.001}, "task": {"we
 
 def test_a_yaml_file_gives_values_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
+
     path.write_text("trainer:\n  train_steps: 5\n")
+
     assert read_config_file(path) == ConfigLayer(
         {"trainer": {"train_steps": 5}},
         {"trainer": f"{path}:1", "trainer.train_steps": f"{path}:2"},
@@ -40,11 +42,12 @@ def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
 
 def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").touch()
-    mistake = refused(read_config_file, tmp_path / "digit.yaml")[""]
+    mistake = collect_mistakes(read_config_file, tmp_path / "digit.yaml")[""]
+
     assert mistake.origin == str(tmp_path / "digit.yaml")
     assert f"did you mean {tmp_path}/digits.yaml?" in str(mistake)
     assert "there is no folder" in str(
-        refused(read_config_file, tmp_path / "nowhere" / "digits.yaml")[""]
+        collect_mistakes(read_config_file, tmp_path / "nowhere" / "digits.yaml")[""]
     )
 
 
@@ -64,14 +67,15 @@ def test_a_file_that_holds_no_settings_is_refused(
     tmp_path: Path, make: Callable[[Path], object], said: str
 ) -> None:
     make(tmp_path / "conf.yaml")
-    mistake = refused(read_config_file, tmp_path / "conf.yaml")[""]
+    mistake = collect_mistakes(read_config_file, tmp_path / "conf.yaml")[""]
+
     assert said in str(mistake)
     assert mistake.origin.startswith(f"{tmp_path}/conf.yaml")
 
 
 @pytest.mark.parametrize("path", ["gs://bucket/conf.yaml", "s3://bucket/conf.yaml"])
 def test_a_remote_file_is_refused(path: str) -> None:
-    assert "not a local file" in str(refused(read_config_file, path)[""])
+    assert "not a local file" in str(collect_mistakes(read_config_file, path)[""])
 
 
 @pytest.mark.parametrize(
@@ -95,13 +99,16 @@ def test_the_spellings_of_an_override_say_the_same(
     )
     (tmp_path / "over.json").write_text(json.dumps(NESTED))
     monkeypatch.chdir(tmp_path)
+
     assert read_params_override(text).values == NESTED
 
 
 def test_the_origin_of_an_override_is_the_flag_or_the_file(tmp_path: Path) -> None:
     assert read_params_override("a.b=1").origins == {"a.b": "--params_override"}
     assert set(read_params_override("{a: {b: 1}}").origins.values()) == {"--params_override"}
+
     (tmp_path / "over.yml").write_text("a:\n  b: 1\n")
+
     assert (
         read_params_override(str(tmp_path / "over.yml")).origins["a.b"]
         == f"{tmp_path / 'over.yml'}:2"
@@ -158,7 +165,8 @@ def test_assignments_keep_commas_inside_brackets_and_quotes(text: str, values: o
 def test_an_override_that_is_none_of_the_spellings_is_refused(
     text: str, path: str, said: str
 ) -> None:
-    mistake = refused(read_params_override, text)[path]
+    mistake = collect_mistakes(read_params_override, text)[path]
+
     assert said in str(mistake)
     assert mistake.origin.startswith(("--params_override", "missing.yaml"))
 
@@ -175,10 +183,12 @@ def test_a_missing_override_file_is_told_with_near_visible_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
-    assert said in str(refused(read_params_override, "dgits.yaml")[""])
+
+    assert said in str(collect_mistakes(read_params_override, "dgits.yaml")[""])
 
 
 def test_all_mistakes_of_one_override_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         read_params_override("x=1,a,b.=1,d=1,d=2")
+
     assert [mistake.path for mistake in caught.value.mistakes] == ["", "", "d"]

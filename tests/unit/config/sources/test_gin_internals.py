@@ -1,4 +1,4 @@
-"""The private table of gin: that it is there and means what it meant, and what happens without it."""
+"""The private table of gin: it exists, means what it meant, and may be missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from trainer_kit.config.sources import gin_internals as internals
 from trainer_kit.errors import UsageError
 
-ONE, OTHER = "gin_internals.first", "gin_internals.second"
+ONE = "gin_internals.first"
+OTHER = "gin_internals.second"
 
 
 @gin.configurable("first", module="gin_internals")

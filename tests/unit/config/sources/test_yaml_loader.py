@@ -11,7 +11,7 @@ from trainer_kit.config.sources.yaml_loader import dump, parse, parse_scalar
 from trainer_kit.errors import ConfigError, Mistake
 
 
-def broken(text: str) -> list[Mistake]:
+def read_mistakes(text: str) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
         parse(text, "conf.yaml")
     return list(caught.value.mistakes)
@@ -52,6 +52,7 @@ def broken(text: str) -> list[Mistake]:
 )
 def test_a_scalar_means_what_it_looks_like(text: str, value: object) -> None:
     read = parse(f"key: {text}", "conf.yaml").values["key"]
+
     assert read == value
     assert type(read) is type(value)
 
@@ -66,6 +67,7 @@ def test_a_bare_word_is_taken_as_it_is(text: str, value: object) -> None:
 
 def test_every_key_and_item_knows_its_line() -> None:
     parsed = parse("a:\n  b: 1\n\n  c:\n  - 5\n  - d: 6\ne: {f: 7,\n  g: 8}\n", "conf.yaml")
+
     assert parsed.values == {"a": {"b": 1, "c": [5, {"d": 6}]}, "e": {"f": 7, "g": 8}}
     assert parsed.lines == {
         "a": 1,
@@ -85,9 +87,12 @@ def test_an_empty_document_is_none() -> None:
 
 
 def test_all_duplicate_keys_are_reported_with_both_places() -> None:
-    first, second = broken("a: 1\nb: {c: 1, d: 2, c: 3}\na: 2\n")
-    assert (first.path, first.origin) == ("b.c", "conf.yaml:2:17")
-    assert (second.path, second.origin) == ("a", "conf.yaml:3:1")
+    first, second = read_mistakes("a: 1\nb: {c: 1, d: 2, c: 3}\na: 2\n")
+
+    assert first.path == "b.c"
+    assert first.origin == "conf.yaml:2:17"
+    assert second.path == "a"
+    assert second.origin == "conf.yaml:3:1"
     assert "line 1" in second.problem
 
 
@@ -109,7 +114,8 @@ def test_all_duplicate_keys_are_reported_with_both_places() -> None:
     ],
 )
 def test_broken_text_is_reported_where_it_breaks(text: str, place: str, said: str) -> None:
-    (mistake,) = broken(text)
+    (mistake,) = read_mistakes(text)
+
     assert mistake.origin == place
     assert said in str(mistake)
 
@@ -117,6 +123,7 @@ def test_broken_text_is_reported_where_it_breaks(text: str, place: str, said: st
 def test_merged_mappings_give_what_is_not_written() -> None:
     text = "one: &one {x: 1, y: 2}\ntwo: &two {x: 3, z: 4}\nboth:\n  <<: [*one, *two]\n  y: 5\n"
     parsed = parse(text, "conf.yaml")
+
     assert parsed.values["both"] == {"x": 1, "y": 5, "z": 4}
     assert parsed.lines["both.y"] == 5
 
@@ -124,10 +131,12 @@ def test_merged_mappings_give_what_is_not_written() -> None:
 def test_json_is_read_as_json_is_meant_with_lines() -> None:
     text = '{\n\t"a": {\n\t\t"b": "off",\n\t\t"smile": "\\ud83d\\ude00 \\/"},\n\t"c": 1E3}'
     parsed = parse(text, "conf.json")
+
     assert parsed.values == json.loads(text)
-    assert (parsed.lines["a.b"], parsed.lines["c"]) == (3, 5)
-    assert broken('{"a": 1,\n "b" 2}')[0].origin == "conf.yaml:2:6"
-    assert "twice" in broken('{"a": 1,\n "a": 2}')[0].problem
+    assert parsed.lines["a.b"] == 3
+    assert parsed.lines["c"] == 5
+    assert read_mistakes('{"a": 1,\n "b" 2}')[0].origin == "conf.yaml:2:6"
+    assert "twice" in read_mistakes('{"a": 1,\n "a": 2}')[0].problem
 
 
 @pytest.mark.parametrize(
@@ -136,6 +145,7 @@ def test_json_is_read_as_json_is_meant_with_lines() -> None:
 )
 def test_written_words_are_words_for_yaml_1_1_readers_too(word: str) -> None:
     text = dump({"key": word})
+
     assert parse(text, "conf.yaml").values == {"key": word}
     assert yaml.safe_load(text) == {"key": word}
 
@@ -143,7 +153,9 @@ def test_written_words_are_words_for_yaml_1_1_readers_too(word: str) -> None:
 def test_floats_keep_every_bit_and_no_aliases_are_written() -> None:
     shared = [1e-07, 0.1 + 0.2, 1e22, -0.0, 5e-324, 1.7976931348623157e308]
     text = dump({"a": shared, "b": shared})
+
     assert "&" not in text
+
     again = parse(text, "conf.yaml").values
     assert [number.hex() for number in again["a"]] == [number.hex() for number in shared]
     assert yaml.safe_load(text)["b"] == shared
@@ -151,29 +163,33 @@ def test_floats_keep_every_bit_and_no_aliases_are_written() -> None:
 
 def test_a_tuple_as_python_writes_it_is_a_list() -> None:
     text = yaml.dump({"a": (1, 2), "b": [(3,), ()], "c": [4]})
+
     assert "!!python/tuple" in text
+
     parsed = parse(text, "conf.yaml")
     assert parsed.values == {"a": [1, 2], "b": [[3], []], "c": [4]}
     assert parsed.lines["a.1"] == 3
-    (mistake,) = broken("a: !!python/tuple {b: 1}\n")
+
+    (mistake,) = read_mistakes("a: !!python/tuple {b: 1}\n")
     assert mistake.origin == "conf.yaml:1:4"
 
 
-def _doubled(template: str, count: int = 30) -> str:
+def _build_aliases(template: str, count: int = 30) -> str:
     """A document in which each line names the one before it several times."""
     lines = [template.format(key=f"k{i}", alias=f"*k{i - 1}") for i in range(1, count)]
     return "\n".join(["k0: &k0 {x: 1}", *lines])
 
 
-TOO_MANY, TOO_DEEP = "more than 30,000 values", "nested more than 64 levels"
+TOO_MANY = "more than 30,000 values"
+TOO_DEEP = "nested more than 64 levels"
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (_doubled("{key}: &{key} [{alias}, {alias}]"), TOO_MANY),
-        (_doubled("{key}: &{key} {{<<: [{alias}, {alias}], {key}: {alias}}}"), TOO_MANY),
-        (_doubled("{key}: &{key} {{a: {alias}}}", 2000), TOO_DEEP),
+        (_build_aliases("{key}: &{key} [{alias}, {alias}]"), TOO_MANY),
+        (_build_aliases("{key}: &{key} {{<<: [{alias}, {alias}], {key}: {alias}}}"), TOO_MANY),
+        (_build_aliases("{key}: &{key} {{a: {alias}}}", 2000), TOO_DEEP),
         ("a: " + "[" * 5000 + "]" * 5000, TOO_DEEP),
         ("".join(f"{' ' * level}a:\n" for level in range(400)), TOO_DEEP),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", TOO_DEEP),
@@ -182,21 +198,27 @@ TOO_MANY, TOO_DEEP = "more than 30,000 values", "nested more than 64 levels"
     ],
 )
 def test_what_would_take_for_ever_to_read_is_refused(text: str, problem: str) -> None:
-    (mistake,) = broken(text)
-    assert problem in mistake.problem and mistake.origin.startswith("conf.yaml")
+    (mistake,) = read_mistakes(text)
+    assert problem in mistake.problem
+    assert mistake.origin.startswith("conf.yaml")
 
 
 def test_aliases_and_large_lists_of_a_sensible_size_are_read() -> None:
     text = "a: &a [1, 2]\nb: {c: *a, d: [*a, *a]}\ne: " + "[" * 60 + "]" * 60 + f"\nf: {[0] * 1000}"
     values = parse(text, "conf.yaml").values
-    assert values["b"] == {"c": [1, 2], "d": [[1, 2], [1, 2]]} and len(values["f"]) == 1000
+
+    assert values["b"] == {"c": [1, 2], "d": [[1, 2], [1, 2]]}
+    assert len(values["f"]) == 1000
 
 
 def test_a_file_of_our_own_may_hold_what_is_written_out_in_it() -> None:
     many = "a: &a [" + "1, " * 200 + f"1]\nb: [{'*a, ' * 200}*a]"
     long = many + "\n#" + "-" * 50_000
-    assert TOO_MANY in broken(many)[0].problem and TOO_MANY in broken(long)[0].problem
+
+    assert TOO_MANY in read_mistakes(many)[0].problem
+    assert TOO_MANY in read_mistakes(long)[0].problem
     assert len(parse(long, "params.yaml", is_trusted=True).values["b"]) == 201
+
     with pytest.raises(ConfigError, match=TOO_MANY):
         parse(many, "params.yaml", is_trusted=True)
 

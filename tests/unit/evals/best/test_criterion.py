@@ -12,11 +12,12 @@ from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation, guess_
 
 def _fold(criterion: Criterion, *values: float) -> list[int]:
     scored = (criterion.score(step, {"m": value}, None) for step, value in enumerate(values, 1))
-    return [one.step for one in criterion.fold(one for one in scored if one is not None)]
+    return [score.step for score in criterion.fold(score for score in scored if score is not None)]
 
 
 def test_nested_metrics_use_a_bar_and_missing_ones_do_not_count() -> None:
     criterion = Criterion("far|m")
+
     assert criterion.score(1, {"far": {"m": 0.5}}, "record") == ScoredEvaluation(1, 0.5, "record")
     assert criterion.score(1, {"m": 0.5}, None) is None
 
@@ -30,17 +31,19 @@ def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
             ScoredEvaluation(2, 0.4, "c"),
         ]
     )
-    assert [one.record for one in kept] == ["a", "c"]
+
+    assert [score.record for score in kept] == ["a", "c"]
 
 
 _VALUES = st.lists(
     st.sampled_from([math.nan, math.inf, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5]), max_size=12
 )
-_KEEP, _DELTA = st.integers(1, 4), st.sampled_from([0.0, 0.25, 0.5])
+_KEEP = st.integers(1, 4)
+_DELTA = st.sampled_from([0.0, 0.25, 0.5])
 
 
-def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
-    """What is kept, by the rule told evaluation by evaluation: places, of which the worst is given up."""
+def _select_slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
+    """Returns what is kept, by the rule applied evaluation by evaluation."""
     places: dict[int, float] = {}
     for step, value in enumerate(values, 1):
         if not math.isfinite(value):
@@ -53,12 +56,14 @@ def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
         if value > lowest + min_delta:  # exact: all values are multiples of a quarter
             del places[worst]
             places[step] = value
+
     return set(places)
 
 
 @given(_VALUES, _KEEP, _DELTA)
 def test_the_fold_is_the_rule(values: list[float], keep: int, min_delta: float) -> None:
-    kept = _slowly(values, keep, min_delta)
+    kept = _select_slowly(values, keep, min_delta)
+
     assert set(_fold(Criterion("m", "higher", keep, min_delta), *values)) == kept
     assert (
         set(_fold(Criterion("m", "lower", keep, min_delta), *(-value for value in values))) == kept
@@ -71,15 +76,19 @@ def test_without_min_delta_the_top_k_of_any_prefix_are_kept(
 ) -> None:
     criterion = Criterion("m", "higher", keep)
     finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
+
     assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
+
     scored = [
         ScoredEvaluation(step, value, None)
         for step, value in enumerate(values, 1)
         if math.isfinite(value)
     ]
     kept = criterion.fold(scored[:cut])
-    for one in scored[cut:]:
-        kept = criterion.select_after(kept, one)
+
+    for score in scored[cut:]:
+        kept = criterion.select_after(kept, score)
+
     assert kept == criterion.fold(scored)
 
 
@@ -93,9 +102,11 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
         for step, value in enumerate(values, 1)
         if math.isfinite(value)
     ]
+
     kept = criterion.fold(scored)
-    for one in scored[start:]:
-        assert criterion.select_after(kept, one) == kept
+
+    for score in scored[start:]:
+        assert criterion.select_after(kept, score) == kept
 
 
 def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
@@ -107,6 +118,7 @@ def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
         "perplexity",
         "precision_loss",
     )
+
     assert [guess_comparison(name) for name in names] == [
         "lower",
         "lower",

@@ -21,6 +21,7 @@ _WHOLE = {
 
 def test_what_was_written_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / INFO).write_text(json.dumps(_WHOLE))
+
     assert read_info(str(tmp_path)) == _WHOLE
     assert read_info(str(tmp_path / "none")) is None
     assert caplog.text == ""
@@ -48,6 +49,7 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     (tmp_path / INFO).write_bytes(text.encode("latin-1"))
+
     assert read_info(str(tmp_path), quiet=True) is None
     assert caplog.text == ""
     assert read_info(str(tmp_path)) is None
@@ -55,7 +57,7 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
 
 
 def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> None:
-    noted = {
+    expected = {
         "checkpoint": "ckpt-20",
         "step": 20,
         "metric": "acc",
@@ -63,19 +65,21 @@ def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> N
         "metrics": {"acc": 0.5},
     }
     record = tmp_path / "ckpt-20.commit.json"
-    record.write_text(json.dumps({"files": {}, "info": noted}))
-    for told in (
-        {"acc": 0.5, "best_ckpt_global_step": 20.0},
-        {"acc": 0.5, "best_ckpt_global_step": 20},
-    ):
-        (tmp_path / "info.json").write_text(json.dumps(told))
-        assert read_info(str(tmp_path)) == noted
-    for told in (
+    record.write_text(json.dumps({"files": {}, "info": expected}))
+
+    for step in (20.0, 20):
+        info = {"acc": 0.5, "best_ckpt_global_step": step}
+        (tmp_path / "info.json").write_text(json.dumps(info))
+        assert read_info(str(tmp_path)) == expected
+
+    for wrong in (
         *({"best_ckpt_global_step": step} for step in (30.0, "20", float("nan"), None)),
         [20.0],
     ):
-        (tmp_path / "info.json").write_text(json.dumps(told))
+        (tmp_path / "info.json").write_text(json.dumps(wrong))
         assert read_info(str(tmp_path), quiet=True) is None
+
     record.unlink()
     (tmp_path / "info.json").write_text(json.dumps({"best_ckpt_global_step": 20.0}))
+
     assert read_info(str(tmp_path), quiet=True) is None

@@ -7,11 +7,19 @@ from trainer_kit.training.loops.intervals import InterruptedLoop
 
 def test_interrupted_loop_runs_to_its_end_after_a_resume() -> None:
     loop = InterruptedLoop()
-    assert (loop.state(), loop.next(6, 100, 10)) == (None, (6, 16))
+
+    assert loop.state() is None
+    assert loop.next(6, 100, 10) == (6, 16)
+
     loop.steps = (0, 10)
     resumed = InterruptedLoop()
+
     resumed.restore(loop.state())
+
     assert resumed.next(6, 100, 50) == (0, 10)
-    assert resumed.next(6, 8, 50) == (0, 8) and resumed.next(6, None, 50) == (0, 10)
+    assert resumed.next(6, 8, 50) == (0, 8)
+    assert resumed.next(6, None, 50) == (0, 10)
+
     resumed.restore(None)
+
     assert resumed.next(10, None, 50) == (10, 60)

@@ -15,20 +15,25 @@ def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
         for before, step in zip([0, *reached], reached, strict=False)
         if is_due(before, step, 5)
     ]
+
     assert due == [8, 10, 20]
 
 
 def test_events_of_a_resumed_run_fall_on_the_same_steps() -> None:
     straight = [step for step in range(1, 41) if is_due(step - 1, step, 7)]
     resumed = [step for step in range(18, 41) if is_due(step - 1, step, 7)]
+
     assert resumed == [step for step in straight if step >= 18]
 
 
 def test_loops_of_four_up_to_ten_are_four_four_two() -> None:
-    step, lengths = 0, []
+    step = 0
+    lengths = []
+
     while step < 10:
         lengths.append(loop_length(step, 10, 4))
         step += lengths[-1]
+
     assert lengths == [4, 4, 2]
 
 
@@ -43,10 +48,13 @@ def test_without_a_target_a_loop_is_never_cut() -> None:
 
 
 def test_training_pauses_at_multiples_and_at_the_end() -> None:
-    stops, step = [], 0
+    stops = []
+    step = 0
+
     while step < 10:
         step = next_stop(step, 10, 4)
         stops.append(step)
+
     assert stops == [4, 8, 10]
     assert next_stop(6, 10, 4) == 8
     assert next_stop(8, None, 4) == 12
@@ -57,9 +65,12 @@ def test_training_pauses_at_multiples_and_at_the_end() -> None:
 
 def test_a_fraction_of_steps_is_due_at_the_step_that_reaches_it() -> None:
     interval = RoundedSteps(Fraction(22, 5))
-    step, stops = 0, []
+    step = 0
+    stops = []
+
     while step < 22:
         step = next_stop(step, 22, interval)
         stops.append(step)
+
     assert stops == [5, 9, 14, 18, 22]
     assert [step for step in range(1, 23) if is_due(step - 1, step, interval)] == stops
