@@ -349,7 +349,7 @@ def _before_fork() -> None:
     _mask = signal.pthread_sigmask(signal.SIG_BLOCK, get_stop_signals())
 
 
-def _after_fork() -> None:
+def _restore_signal_mask() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
 
 
@@ -363,11 +363,11 @@ def _reset_signals_in_child() -> None:
         signal.set_wakeup_fd(-1)
         # SIGINT stays: Ctrl-C on the terminal reaches all, and the run saves with its data.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _after_fork()
+    _restore_signal_mask()
 
 
 # The mask of the thread that forks. A signal to the new child waits until the child is ready.
 _mask: set[int | signal.Signals] = set()
 os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_reset_signals_in_child
+    before=_before_fork, after_in_parent=_restore_signal_mask, after_in_child=_reset_signals_in_child
 )
