@@ -27,7 +27,6 @@ from trainer_kit.config.run_warnings import (
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import DataError
 from trainer_kit.errors.user_exits import convert_system_exit
-from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
@@ -260,11 +259,27 @@ def run_experiment(
             if plan.trains:
                 history.begin_or_rewind(start_step, manager)
             with controller.callbacks.call_begin_and_end("run"):
+                evaluates_last = run_post_eval or mode == "train_and_post_eval"
                 logs: dict[str, Any] | None = None
                 while logs is None:
                     # The last evaluation may rewind the run. Then training continues from there.
                     with contextlib.suppress(RunRewound):
-                        logs = _run_mode(plan, controller, best, sidecar, signals)
+                        if plan.trains:
+                            new_logs = controller.train_and_evaluate(
+                                train_steps=config.trainer.train_steps,
+                                eval_steps=config.trainer.validation_steps,
+                                eval_interval=config.trainer.validation_interval,
+                                evaluates=mode == "train_and_eval",
+                            )
+                            if best is not None:
+                                # An evaluation that was recorded before may lack the best value.
+                                best.add_best(trainer, new_logs)
+                        else:
+                            new_logs = _evaluate_checkpoints(plan, controller, sidecar)
+
+                        if evaluates_last and not was_stopped(signals, trainer):
+                            new_logs = controller.evaluate(steps=config.trainer.validation_steps)
+                        logs = new_logs
 
         finish_run(plan, controller, signals, writers, best, logs)
         # No worker is done before the chief is: the chief could not be started again alone.
@@ -303,55 +318,31 @@ def _log_config_warnings(options: TrainerConfig) -> None:
             _LOG.warning("%s", warning)
 
 
-def _run_mode(
-    plan: RunPlan,
-    controller: Controller | OrbitController,
-    best: BestCheckpoints | None,
-    sidecar: Sidecar | None,
-    signals: StopSignals,
+def _evaluate_checkpoints(
+    plan: RunPlan, controller: Controller | OrbitController, sidecar: Sidecar | None
 ) -> dict[str, Any]:
-    """Does the work of the mode, from the restored step to the end.
+    """Evaluates one checkpoint, or as a sidecar those that a training run saves.
 
     Returns:
       The logs of the last evaluation, as NumPy values. Empty without an evaluation.
-
-    Raises:
-      RunRewound: when a callback rewinds the run in the last evaluation. The mode then has to run
-        again, from the earlier step.
     """
     options = plan.config.trainer
-    logs: dict[str, Any]
-    if plan.trains:
-        logs = controller.train_and_evaluate(
-            train_steps=options.train_steps,
-            eval_steps=options.validation_steps,
-            eval_interval=options.validation_interval,
-            evaluates=plan.mode == "train_and_eval",
-        )
-        if best is not None:
-            # The logs of an evaluation that was recorded before may lack the best value.
-            best.add_best(controller.trainer, logs)
-    elif sidecar is not None:
-        sidecar.begin()
-        logs = controller.evaluate_continuously(
-            steps=options.validation_steps,
-            timeout=options.continuous_eval_timeout,
-            timeout_fn=sidecar.is_finished,
-            watched_run=sidecar,
-            newest_only=options.continuous_eval.policy == "latest",
-        )
-        logs = logs or sidecar.last_metrics()
-    else:
+    if sidecar is None:
         if plan.checkpoint:
             controller.restore_checkpoint(plan.checkpoint)
         else:
             controller.evaluator.initialize()
-        logs = controller.evaluate(steps=options.validation_steps)
+        return controller.evaluate(steps=options.validation_steps)
 
-    evaluates_last = plan.options.run_post_eval or plan.mode == "train_and_post_eval"
-    if evaluates_last and not was_stopped(signals, controller.trainer or controller.evaluator):
-        logs = controller.evaluate(steps=options.validation_steps)
-    return logs
+    sidecar.begin()
+    logs = controller.evaluate_continuously(
+        steps=options.validation_steps,
+        timeout=options.continuous_eval_timeout,
+        timeout_fn=sidecar.is_finished,
+        watched_run=sidecar,
+        newest_only=options.continuous_eval.policy == "latest",
+    )
+    return logs or sidecar.last_metrics()
 
 
 def _log_start(plan: RunPlan, trainer: BaseTrainer, start: int) -> None:
