@@ -142,7 +142,9 @@ class BestWeightsExporter:
                 candidates.append(candidate)
         candidates += unrecorded.values()
 
-        reached = [candidate for candidate in candidates if step is None or candidate.step <= step]
+        reached_candidates = [
+            candidate for candidate in candidates if step is None or candidate.step <= step
+        ]
         self._best_so_far = self.criterion.fold(reached_candidates)
 
         # Weights that are exported already were checked before.
