@@ -75,7 +75,8 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
       StorageError: when the record cannot be written.
       OSError: when a file cannot be read back or moved.
     """
-    write_commit_record(_temporary_prefix(prefix), point=f"{point}.record", **entries)
+    temporary_prefix = _temporary_prefix(prefix)
+    write_commit_record(temporary_prefix, point=f"{point}.record", **entries)
     _move_into_place(prefix)
 
 
@@ -123,7 +124,8 @@ def create_write_error(what: str, folder: str, error: Exception | None) -> Stora
 
 def is_commit_pending(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
-    return read_commit_record(_temporary_prefix(prefix)) is not None
+    temporary_prefix = _temporary_prefix(prefix)
+    return read_commit_record(temporary_prefix) is not None
 
 
 def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
@@ -311,7 +313,8 @@ def _move_into_place(prefix: str) -> None:
     """
     directory, checkpoint = os.path.split(prefix)
     folder = _temporary_folder(prefix)
-    record = read_commit_record(_temporary_prefix(prefix)) or {}
+    temporary_prefix = _temporary_prefix(prefix)
+    record = read_commit_record(temporary_prefix) or {}
     file_names = set(record.get("files", ()))
 
     # These files belong to an earlier save of this step.
