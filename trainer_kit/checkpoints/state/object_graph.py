@@ -263,7 +263,8 @@ def is_bookkeeping(key: str) -> bool:
     """Whether a key belongs to no variable but to what TensorFlow needs to save and restore."""
     if key.startswith(_BOOKKEEPING):
         return True
-    return _ATTRIBUTES in key and not key.endswith(_SUFFIX)
+    is_value = key.endswith(_SUFFIX)
+    return _ATTRIBUTES in key and not is_value
 
 
 def create_read_error(prefix: str, error: Exception) -> StorageError:
