@@ -28,8 +28,10 @@ def compare_weights(
 
     rows = []
     for name in sorted(names):
-        first_shape = _shape(first, first_names.get(name))
-        second_shape = _shape(second, second_names.get(name))
+        first_name = first_names.get(name)
+        second_name = second_names.get(name)
+        first_shape = _shape(first, first_name)
+        second_shape = _shape(second, second_name)
         if not first_shape or not second_shape:
             path = first.path if first_shape else second.path
             shape = first_shape or second_shape
