@@ -187,7 +187,8 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
     first = np.asarray(first_reader.get_tensor(first_different))
     second = np.asarray(second_reader.get_tensor(first_different))
     difference = f"{first!r:.200} and {second!r:.200}"
-    if first.shape == second.shape and first.dtype.kind in "fiu":
+    is_number = first.dtype.kind in "fiu"
+    if first.shape == second.shape and is_number:
         # The difference of unsigned integers would overflow.
         first_values = first.astype(np.float64)
         second_values = second.astype(np.float64)
@@ -203,7 +204,7 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
 def _are_identical(first: np.ndarray | bytes, second: np.ndarray | bytes) -> bool:
     first = np.asarray(first)
     second = np.asarray(second)
-    if (first.shape, first.dtype) != (second.shape, second.dtype):
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
     # An array of strings contains their addresses.
     if first.dtype == object:
