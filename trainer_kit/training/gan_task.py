@@ -81,14 +81,16 @@ class Gan(keras.Model):
         Args:
           count: The number of examples to generate from them.
         """
-        seed = tf.cast(self._seeds.next(), tf.int64)
+        next_seed = self._seeds.next()
+        seed = tf.cast(next_seed, tf.int64)
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
             seed = tf.random.experimental.stateless_fold_in(seed, replica)
 
+        shape = [count, self.latent_size]
         # Naming an algorithm takes 13 operations more.
-        return tf.random.stateless_normal([count, self.latent_size], seed)
+        return tf.random.stateless_normal(shape, seed)
 
 
 class GanTask(Task):
@@ -328,7 +330,8 @@ class GanTask(Task):
         fake_logits = _logits(discriminator, fake, training)
         compute_loss = apply_autograph(self.discriminator_loss)
         loss = compute_loss(real_logits, fake_logits)
-        loss = scalar_loss(loss, f"{type(self).__name__}.discriminator_loss")
+        class_name = type(self).__name__
+        loss = scalar_loss(loss, f"{class_name}.discriminator_loss")
         discriminator_loss = tf.cast(loss, tf.float32)
         generator_loss = self._loss_of_generator(fake_logits)
         return discriminator_loss, generator_loss
@@ -338,7 +341,8 @@ class GanTask(Task):
         """Returns the loss of the generator, a float32 scalar."""
         compute_loss = apply_autograph(self.generator_loss)
         loss = compute_loss(fake_logits)
-        loss = scalar_loss(loss, f"{type(self).__name__}.generator_loss")
+        class_name = type(self).__name__
+        loss = scalar_loss(loss, f"{class_name}.generator_loss")
         return tf.cast(loss, tf.float32)
 
     @tf.autograph.experimental.do_not_convert
