@@ -129,7 +129,9 @@ def names_in_file(
 
     by_rank = []
     for path, name in names.items():
-        if ranked.get(path) == name and exact.get(path) != name:
+        is_ranked = ranked.get(path) == name
+        is_exact = exact.get(path) == name
+        if is_ranked and not is_exact:
             by_rank.append(path)
     chosen_names = {path: name for path, name in names.items() if path in chosen}
     return chosen_names, by_rank
@@ -246,7 +248,8 @@ def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         inner[rest] = value
 
     # Where the first parts differ, or nothing follows them, they are layers.
-    if len(first_parts) == 1 and any("/" in name for name in inner):
+    has_inner_parts = any("/" in name for name in inner)
+    if len(first_parts) == 1 and has_inner_parts:
         yield inner
 
 
@@ -368,7 +371,9 @@ def find_best_match(
     more_node = root.get("more_averages")
     more_averages = graph.children(more_node)
     averages = {AVERAGE: root.get(AVERAGE), **more_averages}
-    if averaged is True and (averages[AVERAGE] is None or best.part != "model"):
+    has_average = averages[AVERAGE] is not None
+    is_run_model = best.part == "model"
+    if averaged is True and not (has_average and is_run_model):
         return best
 
     name = AVERAGE if averaged is True else averaged
@@ -476,7 +481,8 @@ def _match_node(
     for identity, (_, variable, key) in entries.items():
         if not key:
             continue
-        if identity in weights or graph.shapes[key] == tuple(variable.shape):
+        has_shape = graph.shapes[key] == tuple(variable.shape)
+        if identity in weights or has_shape:
             pairs.append((variable, key))
     return Match(part, node, pairs, misfits)
 
