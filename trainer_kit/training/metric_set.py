@@ -318,7 +318,8 @@ class MetricSet:
         scalars: dict[str, tf.Tensor] = {}
         reported_logs = logs if isinstance(task, Task) else {}
         for name, value in reported_logs.items():
-            if name == task.loss or str(name) in self._names:
+            scalar_name = str(name)
+            if name == task.loss or scalar_name in self._names:
                 continue
             # Only a single real number is a scalar. A log may also be text or None.
             try:
@@ -328,7 +329,7 @@ class MetricSet:
             dtype = tensor.dtype
             is_number = dtype.is_floating or dtype.is_integer or dtype == tf.bool
             if is_number and tensor.shape.rank == 0:
-                scalars[str(name)] = tensor
+                scalars[scalar_name] = tensor
 
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
@@ -422,9 +423,9 @@ class MetricSet:
         Runs eagerly, on the host. Returns None if they are not known yet: the first batch builds
         the metrics of a compiled model.
         """
-        are_built = [getattr(metric, "built", True) is not False for metric in self.metrics]
-        if not all(are_built):
-            return None
+        for metric in self.metrics:
+            if getattr(metric, "built", True) is False:
+                return None
 
         results = to_numpy(self.results())
         scalars = flatten_scalars(results, "|")
@@ -531,8 +532,11 @@ def _keras_metric(config: KerasMetricConfig) -> keras.metrics.Metric:
     """Returns a new metric of keras.metrics, by the name of its class."""
     kind = getattr(keras.metrics, config.metric, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)):
-        members = {name: getattr(keras.metrics, name) for name in dir(keras.metrics)}
-        class_names = [name for name, member in members.items() if isinstance(member, type)]
+        class_names = []
+        for name in dir(keras.metrics):
+            member = getattr(keras.metrics, name)
+            if isinstance(member, type):
+                class_names.append(name)
         advice = suggest_names(config.metric, class_names)
         raise UsageError(f"trainer.metrics: keras.metrics has no {config.metric!r}; {advice}")
 
