@@ -75,7 +75,8 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
       StorageError: when the record cannot be written.
       OSError: when a file cannot be read back or moved.
     """
-    write_commit_record(_temporary_prefix(prefix), point=f"{point}.record", **entries)
+    temporary_prefix = _temporary_prefix(prefix)
+    write_commit_record(temporary_prefix, point=f"{point}.record", **entries)
     _move_into_place(prefix)
 
 
@@ -123,7 +124,8 @@ def create_write_error(what: str, folder: str, error: Exception | None) -> Stora
 
 def is_commit_pending(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
-    return read_commit_record(_temporary_prefix(prefix)) is not None
+    temporary_prefix = _temporary_prefix(prefix)
+    return read_commit_record(temporary_prefix) is not None
 
 
 def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
@@ -137,13 +139,17 @@ def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries
     for path in list_checkpoint_files(prefix):
         if path.endswith(RECORD_SUFFIX):
             continue
-        file_entries[os.path.basename(path)] = {
+        name = os.path.basename(path)
+        file_entries[name] = {
             "bytes": os.path.getsize(path),
             "crc32": _checksum(path, flush=True),
         }
 
-    files.flush_folder(os.path.dirname(prefix))
-    files.write_json(prefix + RECORD_SUFFIX, {"files": file_entries, **entries}, point=point)
+    folder = os.path.dirname(prefix)
+    files.flush_folder(folder)
+    record_path = prefix + RECORD_SUFFIX
+    record = {"files": file_entries, **entries}
+    files.write_json(record_path, record, point=point)
 
 
 def finish_interrupted_saves(directory: str) -> None:
@@ -176,11 +182,13 @@ def finish_interrupted_saves(directory: str) -> None:
             _undo_save_in_place(prefix)
             # Without a record rotation would never remove the checkpoint.
             if list_checkpoint_files(prefix) and read_commit_record(prefix) is None:
-                entries = {"run_id": mark[2]} if mark[2] else {}
+                run_id = mark[2]
+                entries = {"run_id": run_id} if run_id else {}
                 write_commit_record(prefix, **entries)
             os.remove(path)
         elif unfinished := TEMPORARY_NAME_PATTERN.fullmatch(name):
-            _undo_save_in_place(os.path.join(directory, unfinished[1]))
+            prefix = os.path.join(directory, unfinished[1])
+            _undo_save_in_place(prefix)
             if os.path.isdir(path):
                 shutil.rmtree(path)
             else:
@@ -211,7 +219,9 @@ def remove_checkpoint(prefix: str) -> None:
 def read_commit_record(prefix: str) -> dict[str, Any] | None:
     """Returns the record of the checkpoint at `prefix`, or None if it is absent or damaged."""
     record = files.read_json(prefix + RECORD_SUFFIX)
-    return record if record and isinstance(record.get("files"), dict) else None
+    if not record or not isinstance(record.get("files"), dict):
+        return None
+    return record
 
 
 def is_saved_by_run(prefix: str, run_id: str) -> bool:
@@ -223,7 +233,9 @@ def is_saved_by_run(prefix: str, run_id: str) -> bool:
       prefix: The checkpoint's prefix.
       run_id: The run's identity. For "" any record counts.
     """
-    return read_commit_record(prefix) is not None and not is_foreign(prefix, run_id)
+    if read_commit_record(prefix) is None:
+        return False
+    return not is_foreign(prefix, run_id)
 
 
 def is_foreign(prefix: str, run_id: str) -> bool:
@@ -231,7 +243,8 @@ def is_foreign(prefix: str, run_id: str) -> bool:
     record = read_commit_record(prefix)
     if record is None or not run_id:
         return False
-    return record.get("run_id", run_id) != run_id
+    recorded_id = record.get("run_id", run_id)
+    return recorded_id != run_id
 
 
 def describe_foreign_checkpoint(prefix: str, run_id: str) -> str:
@@ -253,8 +266,9 @@ def describe_damage(prefix: str) -> str:
 
     All files are read.
     """
+    folder, checkpoint = os.path.split(prefix)
     if not os.path.exists(prefix + ".index"):
-        return f"{os.path.basename(prefix)}.index is missing"
+        return f"{checkpoint}.index is missing"
 
     record = read_commit_record(prefix)
     try:
@@ -264,15 +278,16 @@ def describe_damage(prefix: str) -> str:
             return _describe_read_failure(prefix)
 
         for name in sorted(file_entries):
-            path = os.path.join(os.path.dirname(prefix), name)
+            path = os.path.join(folder, name)
             if not os.path.exists(path):
                 return f"{name} is missing"
 
             # The size first, since a checksum reads the whole file.
             entry = file_entries[name]
             size = os.path.getsize(path)
-            if size != entry["bytes"]:
-                return f"{name} has {size} bytes instead of {entry['bytes']}"
+            recorded_size = entry["bytes"]
+            if size != recorded_size:
+                return f"{name} has {size} bytes instead of {recorded_size}"
             if _checksum(path) != entry["crc32"]:
                 return f"{name} has a wrong checksum"
         return ""
@@ -286,7 +301,9 @@ def _temporary_folder(prefix: str) -> str:
 
 
 def _temporary_prefix(prefix: str) -> str:
-    return os.path.join(_temporary_folder(prefix), os.path.basename(prefix))
+    folder = _temporary_folder(prefix)
+    name = os.path.basename(prefix)
+    return os.path.join(folder, name)
 
 
 def _move_into_place(prefix: str) -> None:
@@ -296,27 +313,31 @@ def _move_into_place(prefix: str) -> None:
     """
     directory, checkpoint = os.path.split(prefix)
     folder = _temporary_folder(prefix)
-    record = read_commit_record(_temporary_prefix(prefix)) or {}
+    temporary_prefix = _temporary_prefix(prefix)
+    record = read_commit_record(temporary_prefix) or {}
     file_names = set(record.get("files", ()))
 
     # These files belong to an earlier save of this step.
     for path in list_checkpoint_files(prefix):
-        if path.endswith(RECORD_SUFFIX) or os.path.basename(path) not in file_names:
+        name = os.path.basename(path)
+        if path.endswith(RECORD_SUFFIX) or name not in file_names:
             os.remove(path)
 
     # The index follows the other files, and the record comes last: it completes the checkpoint.
     names = [name for name in os.listdir(folder) if name in file_names]
     names.sort(key=lambda name: (name == f"{checkpoint}.index", name))
     for name in names:
+        source = os.path.join(folder, name)
         target = os.path.join(directory, name)
         files.report_write_point("checkpoint.move", target)
-        os.replace(os.path.join(folder, name), target)
+        os.replace(source, target)
     # The names are on the disk before the record is.
     files.flush_folder(directory)
 
+    temporary_path = os.path.join(folder, checkpoint + RECORD_SUFFIX)
     record_path = prefix + RECORD_SUFFIX
     files.report_write_point("checkpoint.move", record_path)
-    os.replace(os.path.join(folder, checkpoint + RECORD_SUFFIX), record_path)
+    os.replace(temporary_path, record_path)
     files.flush_folder(directory)
     shutil.rmtree(folder)
 
@@ -326,10 +347,14 @@ def _is_half_written(name: str) -> bool:
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
         # With the id of this process only files of checkpoints count, since another thread may be
         # writing the heartbeat.
-        if int(match[2]) != os.getpid():
+        process_id = int(match[2])
+        if process_id != os.getpid():
             return True
-        return parse_checkpoint_name(match[1]) is not None
-    return re.fullmatch(POINTER_FILE + r"\.tmp[0-9a-f]{32}", name) is not None
+        step = parse_checkpoint_name(match[1])
+        return step is not None
+
+    pointer_pattern = POINTER_FILE + r"\.tmp[0-9a-f]{32}"
+    return re.fullmatch(pointer_pattern, name) is not None
 
 
 def _undo_save_in_place(prefix: str) -> None:
@@ -346,15 +371,18 @@ def _describe_read_failure(prefix: str) -> str:
     # A checkpoint with a record is checked without TensorFlow.
     import tensorflow as tf
 
-    iterator_prefixes = {
-        path.rpartition(".")[0]
-        for path in list_checkpoint_files(prefix)
-        if path.startswith(prefix + ITERATOR_SUFFIX)
-    }
+    iterator_prefixes = set()
+    for path in list_checkpoint_files(prefix):
+        if path.startswith(prefix + ITERATOR_SUFFIX):
+            iterator_prefix, _, _ = path.rpartition(".")
+            iterator_prefixes.add(iterator_prefix)
+
+    prefixes = [prefix, *sorted(iterator_prefixes)]
     try:
-        for checkpoint_prefix in [prefix, *sorted(iterator_prefixes)]:
+        for checkpoint_prefix in prefixes:
             reader = tf.train.load_checkpoint(checkpoint_prefix)
-            for name, dtype in reader.get_variable_to_dtype_map().items():
+            dtypes = reader.get_variable_to_dtype_map()
+            for name, dtype in dtypes.items():
                 # Python has no value for the state of an iterator. TensorFlow raises only after it
                 # has read the state.
                 expected_errors = [tf.errors.InternalError] if dtype == tf.variant else []

@@ -40,20 +40,26 @@ def compare_runs(
       The lines. The list is empty when the runs are equal.
     """
     folders = (os.fspath(first_run), os.fspath(second_run))
-    differences = _compare_lines("metrics.jsonl", *map(_history, folders))
+    histories = [_history(folder) for folder in folders]
+    differences = _compare_lines("metrics.jsonl", *histories)
+
     newest_prefixes = []
     for folder in folders:
         prefixes = complete_checkpoints(folder).values()
-        newest_prefixes.append(next(reversed(prefixes), None))
+        newest_prefix = next(reversed(prefixes), None)
+        newest_prefixes.append(newest_prefix)
     differences += _compare_variables("newest checkpoint", *newest_prefixes)
 
     best_infos = []
     best_prefixes = []
     for folder in folders:
         # The config names the folder of the best weights.
-        info_paths = sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))
-        info_path = info_paths[0] if info_paths else os.path.join(folder, "best_ckpt", INFO)
-        best_infos.append(_read_json(info_path))
+        info_pattern = f"{glob.escape(folder)}/*/{INFO}"
+        info_paths = sorted(glob.glob(info_pattern))
+        default_path = os.path.join(folder, "best_ckpt", INFO)
+        info_path = info_paths[0] if info_paths else default_path
+        best_info = _read_json(info_path)
+        best_infos.append(best_info)
 
         best_folder = os.path.dirname(info_path)
         info = read_info(best_folder, quiet=True)
@@ -69,22 +75,26 @@ def compare_runs(
     for parent in parents:
         if os.path.isdir(parent):
             names.update(os.listdir(parent))
+
     for name in sorted(names):
         best_folders = [os.path.join(parent, name) for parent in parents]
         differences += _compare_named_best_checkpoint(name, *best_folders)
 
-    differences += _compare_lines("evals/validation.jsonl", *map(_evaluations, folders))
+    evaluations = [_evaluations(folder) for folder in folders]
+    differences += _compare_lines("evals/validation.jsonl", *evaluations)
 
     finals = []
     for folder in folders:
-        final = _read_json(os.path.join(folder, "final.json"))
+        final_path = os.path.join(folder, "final.json")
+        final = _read_json(final_path)
         if isinstance(final, dict):
             final = _omit_fields(final, ("time",))
         finals.append(final)
     differences += _compare_values("final.json", *finals)
 
     for folder in folders:
-        differences += [f"left over: {path}" for path in find_leftover_files(folder)]
+        leftover_paths = find_leftover_files(folder)
+        differences += [f"left over: {path}" for path in leftover_paths]
     return differences
 
 
@@ -96,7 +106,9 @@ def find_first_different_step(
     second_history = _history(os.fspath(second_run))
     for first, second in zip(first_history, second_history, strict=False):
         if json.dumps(first) != json.dumps(second):
-            return min(int(first["step"]), int(second["step"]))
+            first_step = int(first["step"])
+            second_step = int(second["step"])
+            return min(first_step, second_step)
     return None
 
 
@@ -106,22 +118,25 @@ def find_leftover_files(folder: str | os.PathLike[str]) -> list[str]:
     The paths are relative to the folder.
     """
     root = os.fspath(folder)
-    return sorted(
-        path for pattern in _LEFT_OVER for path in glob.glob(pattern, root_dir=root, recursive=True)
-    )
+    paths: list[str] = []
+    for pattern in _LEFT_OVER:
+        paths += glob.glob(pattern, root_dir=root, recursive=True)
+    return sorted(paths)
 
 
 def _compare_named_best_checkpoint(name: str, first_folder: str, second_folder: str) -> list[str]:
     """Returns the differences of a named best checkpoint: weights, steps and info.json."""
     first_checkpoints = complete_checkpoints(first_folder)
     second_checkpoints = complete_checkpoints(second_folder)
-    first_info = _read_json(os.path.join(first_folder, INFO))
-    second_info = _read_json(os.path.join(second_folder, INFO))
+    first_path = os.path.join(first_folder, INFO)
+    second_path = os.path.join(second_folder, INFO)
+    first_info = _read_json(first_path)
+    second_info = _read_json(second_path)
     differences = _compare_values(f"best {name} info", first_info, second_info)
 
-    differences += _compare_values(
-        f"best {name} steps", list(first_checkpoints), list(second_checkpoints)
-    )
+    first_steps = list(first_checkpoints)
+    second_steps = list(second_checkpoints)
+    differences += _compare_values(f"best {name} steps", first_steps, second_steps)
     for step in first_checkpoints.keys() & second_checkpoints.keys():
         differences += _compare_variables(
             f"best {name} ckpt-{step}", first_checkpoints[step], second_checkpoints[step]
@@ -144,10 +159,14 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
         second_reader = tf.train.load_checkpoint(second_path)
         first_names = set(first_reader.get_variable_to_shape_map())
         second_names = set(second_reader.get_variable_to_shape_map())
-        compared = {
-            name for name in first_names | second_names if name.split("/")[0] not in _NOT_COMPARED
-        }
-        unmatched = sorted((first_names ^ second_names) & compared)
+        compared = set()
+        for name in first_names | second_names:
+            section, _, _ = name.partition("/")
+            if section not in _NOT_COMPARED:
+                compared.add(name)
+
+        names_of_one_run = first_names ^ second_names
+        unmatched = sorted(names_of_one_run & compared)
         if unmatched:
             more = len(unmatched) - 1
             return [f"{what}: only one run has {unmatched[0]} (and {more} more)"]
@@ -164,17 +183,20 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
         return []
 
     # The values of the first variable that differs
-    first = np.asarray(first_reader.get_tensor(different[0]))
-    second = np.asarray(second_reader.get_tensor(different[0]))
+    first_different = different[0]
+    first = np.asarray(first_reader.get_tensor(first_different))
+    second = np.asarray(second_reader.get_tensor(first_different))
     difference = f"{first!r:.200} and {second!r:.200}"
-    if first.shape == second.shape and first.dtype.kind in "fiu":
+    is_number = first.dtype.kind in "fiu"
+    if first.shape == second.shape and is_number:
         # The difference of unsigned integers would overflow.
         first_values = first.astype(np.float64)
         second_values = second.astype(np.float64)
         distances = np.abs(first_values - second_values)
-        difference = f"by up to {np.max(distances):g}"
+        largest = np.max(distances)
+        difference = f"by up to {largest:g}"
     return [
-        f"{what}: {different[0]} differs, {difference} "
+        f"{what}: {first_different} differs, {difference} "
         f"({len(different)} of {len(compared)} variables differ)"
     ]
 
@@ -182,7 +204,7 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
 def _are_identical(first: np.ndarray | bytes, second: np.ndarray | bytes) -> bool:
     first = np.asarray(first)
     second = np.asarray(second)
-    if (first.shape, first.dtype) != (second.shape, second.dtype):
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
     # An array of strings contains their addresses.
     if first.dtype == object:
@@ -191,22 +213,19 @@ def _are_identical(first: np.ndarray | bytes, second: np.ndarray | bytes) -> boo
 
 
 def _evaluations(folder: str) -> list[Any]:
-    ledger = Ledger(
-        os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash=""
-    )
+    path = os.path.join(folder, "evals", "validation.jsonl")
+    ledger = Ledger(path, dataset="validation", config_hash="")
+    records = active_records(ledger.records())
+
     # A stopped run has saved additional steps. If such a step is evaluated, its record names the
     # checkpoint. A run that is killed after a recovery may go back once more, in another lineage.
-    return [
-        _omit_fields(record, ("seconds", "checkpoint", "lineage"))
-        for record in active_records(ledger.records())
-    ]
+    return [_omit_fields(record, ("seconds", "checkpoint", "lineage")) for record in records]
 
 
 def _history(folder: str) -> list[Any]:
-    return [
-        _omit_fields(record, WALL_CLOCK_FIELDS)
-        for record in files.read_json_lines(os.path.join(folder, "metrics.jsonl"))
-    ]
+    path = os.path.join(folder, "metrics.jsonl")
+    records = files.read_json_lines(path)
+    return [_omit_fields(record, WALL_CLOCK_FIELDS) for record in records]
 
 
 def _omit_fields(record: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
@@ -220,7 +239,8 @@ def _read_json(path: str) -> Any:
     """
     try:
         with open(path, "rb") as stream:
-            return files.parse_json(stream.read())
+            content = stream.read()
+        return files.parse_json(content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -230,7 +250,8 @@ def _read_json(path: str) -> Any:
 def _compare_lines(
     what: str, first_lines: Sequence[object], second_lines: Sequence[object]
 ) -> list[str]:
-    for number, (first, second) in enumerate(zip(first_lines, second_lines, strict=False), 1):
+    pairs = zip(first_lines, second_lines, strict=False)
+    for number, (first, second) in enumerate(pairs, 1):
         # Lines are compared as text, since NaN has to equal NaN.
         first_text = json.dumps(first)
         second_text = json.dumps(second)

@@ -41,8 +41,8 @@ def load_keras_file(model: Model, path: str) -> tuple[int, int]:
             variable.assign(value)
         if not isinstance(error, Exception):
             raise
-        lines = str(error).splitlines()[:24]
-        reason = "\n".join(f"  {line}" for line in lines)
+        first_lines = str(error).splitlines()[:24]
+        reason = "\n".join(f"  {line}" for line in first_lines)
         if isinstance(error, OSError):
             raise StorageError(f"{path} cannot be read as a Keras file:\n{reason}") from error
         raise UsageError(
@@ -50,7 +50,8 @@ def load_keras_file(model: Model, path: str) -> tuple[int, int]:
             f" the file was saved; no weight was changed:\n{reason}"
         ) from error
 
-    parameter_count = sum(int(value.size) for value in old_values)
+    sizes = [int(value.size) for value in old_values]
+    parameter_count = sum(sizes)
     return len(variables), parameter_count
 
 
@@ -68,7 +69,8 @@ def _load_strictly(
     floats = []
     for variable, old_value in zip(variables, old_values, strict=True):
         if old_value.dtype.kind == "f":
-            variable.assign(np.full_like(old_value, np.nan))
+            nan_value = np.full_like(old_value, np.nan)
+            variable.assign(nan_value)
             floats.append(variable)
 
     load_weights(path)
@@ -77,8 +79,11 @@ def _load_strictly(
     for variable in floats:
         value = variable.numpy()
         if value.size and np.isnan(value).all():
+            name = variable_path(variable)
             shape = tuple(variable.shape)
-            rows.append((variable_path(variable), "missing in the file", None, shape))
+            rows.append((name, "missing in the file", None, shape))
     if rows:
+        # Rows of one layer follow one another.
         rows.sort(key=lambda row: row[0].rpartition("/"))
-        raise ValueError(format_differences(rows))
+        table = format_differences(rows)
+        raise ValueError(table)

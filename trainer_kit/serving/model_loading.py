@@ -59,7 +59,10 @@ class LoadedWeights:
             f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters)"
             f" from {self.path}{part}"
         )
-        return f"{text}; not used: {_format_by_section(self.unused)}" if self.unused else text
+        if not self.unused:
+            return text
+        unused_sections = _format_by_section(self.unused)
+        return f"{text}; not used: {unused_sections}"
 
 
 def load_model(
@@ -100,7 +103,8 @@ def load_model(
     with precision_scope(config.runtime):
         task_class = lookup_task_class(config.task)
         task = task_class(config.task, logging_dir=os.fspath(folder))
-        trainer = get_trainer_class(config).create(config, task, False, True)
+        trainer_class = get_trainer_class(config)
+        trainer = trainer_class.create(config, task, False, True)
 
     prefix, _ = _load_with_retry(find_checkpoint, trainer.state.restore_weights)
     if weights and not trainer.state.has_averages(prefix):
@@ -115,7 +119,8 @@ def load_model(
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
-    print(f"loaded {type(trainer.model).__name__} from {prefix}")
+    class_name = type(trainer.model).__name__
+    print(f"loaded {class_name} from {prefix}")
     return trainer.model
 
 
@@ -185,15 +190,17 @@ def _load_checkpoint(
     # All values are read before the first is assigned.
     values = [graph.value(key) for _, key in match.pairs]
     for (variable, _), value in zip(match.pairs, values, strict=True):
-        variable.assign(tf.cast(value, variable.dtype))
+        converted_value = tf.cast(value, variable.dtype)
+        variable.assign(converted_value)
 
+    sizes = [int(tf.size(value)) for value in values]
     unused_keys = graph.shapes.keys() - used_keys
     unused = sorted(parse_attribute_path(key) for key in unused_keys)
     return LoadedWeights(
         path=prefix,
         part=match.part,
         variables=len(values),
-        parameters=sum(int(tf.size(value)) for value in values),
+        parameters=sum(sizes),
         averaged=match.is_averaged,
         unused=tuple(unused),
     )
@@ -208,11 +215,13 @@ def _check_match(
             part = f"part {variable_match.part!r}" if variable_match.part else "root"
             count = len(variable_match.misfits)
             reason = f"its {part}, which fits best: {count} variables do not fit"
+        # Rows of one layer follow one another.
         rows = sorted(variable_match.misfits, key=lambda row: row[0].rpartition("/"))
+        table = format_differences(rows)
         raise UsageError(
             f"{graph.prefix} does not fit the model {type(model).__name__} ({reason});"
             " build the model as it was when the checkpoint was saved;"
-            f" no weight was changed:\n{format_differences(rows)}"
+            f" no weight was changed:\n{table}"
         )
 
     # A layer has both attributes. Optimizers and metrics do not.
@@ -222,7 +231,8 @@ def _check_match(
         if is_layer and not part.built:
             unbuilt.append(type(part).__name__)
 
-    unused_keys = graph.collect_keys_below(variable_match.node) - used_keys
+    keys_below = graph.collect_keys_below(variable_match.node)
+    unused_keys = keys_below - used_keys
     unused = sorted(parse_attribute_path(key) for key in unused_keys)
 
     # After averages were loaded, the unused variables are the weights themselves.
@@ -256,16 +266,20 @@ def _format_by_section(names: Sequence[str]) -> str:
     """Returns the names as text, grouped by their first part: "optimizer (9), global_step"."""
     sections: dict[str, list[str]] = {}
     for name in names:
-        sections.setdefault(name.split("/")[0], []).append(name)
+        section, _, _ = name.partition("/")
+        section_names = sections.setdefault(section, [])
+        section_names.append(name)
 
     parts = []
     for section, section_names in sections.items():
         is_name = section_names == [section]
-        parts.append(section if is_name else f"{section} ({len(section_names)})")
+        part = section if is_name else f"{section} ({len(section_names)})"
+        parts.append(part)
     text = ", ".join(parts)
 
     # A single section is followed by its first names.
     if len(sections) == 1 and len(names) > 1:
         ellipsis = " ..." if len(names) > _MAX_LISTED_NAMES else ""
-        text += f": {', '.join(names[:_MAX_LISTED_NAMES])}{ellipsis}"
+        first_names = ", ".join(names[:_MAX_LISTED_NAMES])
+        text += f": {first_names}{ellipsis}"
     return text

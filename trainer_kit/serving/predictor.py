@@ -76,10 +76,13 @@ def get_predictor(
 
     @tf.function(reduce_retracing=True, autograph=False)
     def compute_tensors(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        converted_model = apply_autograph(live_model)
         with layers.collect(outputs) as collected:
-            returned = apply_autograph(live_model)(build_argument(values), training=False)
+            argument = build_argument(values)
+            returned = converted_model(argument, training=False)
         if not isinstance(returned, Mapping):
-            returned = {getattr(live_model, "name", ""): returned}
+            model_name = getattr(live_model, "name", "")
+            returned = {model_name: returned}
 
         tensors = {**returned, **collected.tensors}
         for name in outputs:
@@ -89,11 +92,14 @@ def get_predictor(
         return {name: tensors[name] for name in outputs}
 
     def predict(*positional: Any, **named: Any) -> dict[str, np.ndarray]:
-        values = {**dict(zip(inputs, positional, strict=False)), **named}
+        positional_values = dict(zip(inputs, positional, strict=False))
+        values = {**positional_values, **named}
         # A name that is also a position, or one value too many, changes the count.
         count = len(positional) + len(named)
         if count != len(inputs) or values.keys() != set(inputs):
-            call = ", ".join(["..."] * len(positional) + [f"{name}=..." for name in named])
+            positional_texts = ["..."] * len(positional)
+            named_texts = [f"{name}=..." for name in named]
+            call = ", ".join([*positional_texts, *named_texts])
             raise UsageError(
                 f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({call})"
             )
@@ -110,7 +116,9 @@ def _load_run_model(
 ) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
-        return load_model(path, "best" if which is None else which, import_modules)
+        checkpoint = "best" if which is None else which
+        return load_model(path, checkpoint, import_modules)
+
     folders = [parent for parent in path.parents if (parent / "params.yaml").is_file()]
     if not folders:
         # The error message of load_model says what the path is.
@@ -119,7 +127,9 @@ def _load_run_model(
         raise UsageError(
             f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run"
         )
-    return load_model(folders[0], os.fspath(path), import_modules)
+    # The nearest folder comes first.
+    run_dir = folders[0]
+    return load_model(run_dir, os.fspath(path), import_modules)
 
 
 def _make_argument_builder(
@@ -133,7 +143,8 @@ def _make_argument_builder(
     if structure is None:
         if len(names) > 1:
             return dict
-        return lambda values: values[names[0]]
+        single_name = names[0]
+        return lambda values: values[single_name]
 
     # The keys of a dict are the names, or else those of the symbolic tensors.
     if isinstance(structure, Mapping):
@@ -146,7 +157,8 @@ def _make_argument_builder(
 
     # A single input may have any name.
     if len(input_names) == len(names) == 1:
-        return lambda values: tf.nest.map_structure(lambda _: values[names[0]], nested_names)
+        single_name = names[0]
+        return lambda values: tf.nest.map_structure(lambda _: values[single_name], nested_names)
 
     for name in names:
         if name not in input_names:
@@ -154,8 +166,8 @@ def _make_argument_builder(
             raise UsageError(f"get_predictor: the model has no input {name!r}; {advice}")
     missing = [name for name in input_names if name not in names]
     if missing:
+        missing_names = ", ".join(missing)
         raise UsageError(
-            f"get_predictor: the model also needs the inputs {', '.join(missing)};"
-            " name them in inputs"
+            f"get_predictor: the model also needs the inputs {missing_names}; name them in inputs"
         )
     return lambda values: tf.nest.map_structure(lambda name: values[name], nested_names)

@@ -40,7 +40,8 @@ def resolve_run_checkpoint(
     checkpoints = complete_checkpoints(os.fspath(run_dir))
     listed = f"{run_dir} holds no checkpoint"
     if checkpoints:
-        listed = f"there are {', '.join(map(str, checkpoints))}"
+        steps = ", ".join(map(str, checkpoints))
+        listed = f"there are {steps}"
 
     if isinstance(which, os.PathLike):
         return resolve_path(os.fspath(which))
@@ -50,10 +51,8 @@ def resolve_run_checkpoint(
     if which == "latest":
         newest = find_newest_checkpoint(os.fspath(run_dir))
         if newest is None:
-            raise UsageError(
-                f"there is no latest checkpoint: {run_dir} holds none"
-                f"{_describe_best_weights(run_dir)}"
-            )
+            best_weights = _describe_best_weights(run_dir)
+            raise UsageError(f"there is no latest checkpoint: {run_dir} holds none{best_weights}")
         return newest
 
     if which == "best" or str(which).startswith(_BEST_PREFIX):
@@ -64,27 +63,30 @@ def resolve_run_checkpoint(
     if isinstance(which, bool) or not is_step:
         named_bests = [f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints]
         names = ["best", "latest", *named_bests]
-        meanings = {**{name: name for name in names}, "newest": "latest"}
+        meanings = {name: name for name in names}
+        meanings["newest"] = "latest"
         words = find_similar_names(str(which), meanings)
         similar = dict.fromkeys(meanings[word] for word in words)
         did_you_mean = f"did you mean {' or '.join(similar)}? " if similar else ""
+        choices = ", ".join(names)
         raise UsageError(
             f"which: {which!r} is not a checkpoint;"
-            f" {did_you_mean}give {', '.join(names)}, a step or a path; {listed}"
+            f" {did_you_mean}give {choices}, a step or a path; {listed}"
         )
 
-    if int(which) not in checkpoints:
-        raise UsageError(
-            f"there is no checkpoint of step {which}; {listed}{_describe_best_weights(run_dir)}"
-        )
-    return checkpoints[int(which)]
+    step = int(which)
+    if step not in checkpoints:
+        best_weights = _describe_best_weights(run_dir)
+        raise UsageError(f"there is no checkpoint of step {which}; {listed}{best_weights}")
+    return checkpoints[step]
 
 
 def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> str:
     directory = RunDirectory(os.fspath(run_dir), trainer_config)
     name = which.removeprefix("best").removeprefix(":")
     if name and name not in trainer_config.best_checkpoints:
-        advice = suggest_names(name, list(trainer_config.best_checkpoints))
+        best_names = list(trainer_config.best_checkpoints)
+        advice = suggest_names(name, best_names)
         raise UsageError(f"the run keeps no best checkpoint named {name!r}; {advice}")
 
     folder = directory.best_dir
@@ -92,9 +94,10 @@ def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> s
         folder = os.path.join(directory.output_named_bests_dir, name)
     checkpoint = find_folder_checkpoint(folder)
     if checkpoint is None:
+        best_weights = _describe_best_weights(run_dir)
         raise UsageError(
             f"there is no best checkpoint: {folder} holds none"
-            f'{_describe_best_weights(run_dir)}; "latest" is another choice'
+            f'{best_weights}; "latest" is another choice'
         )
     return checkpoint
 
@@ -106,8 +109,9 @@ def _describe_best_weights(run_dir: Path) -> str:
     for pattern in patterns:
         for path in run_dir.glob(f"{pattern}/{INFO}"):
             # A damaged info.json, or one of another program, names no weights.
-            if read_info(str(path.parent), quiet=True):
-                folders.append(path.parent)
+            folder = path.parent
+            if read_info(str(folder), quiet=True):
+                folders.append(folder)
 
     names = []
     for folder in sorted(folders):
@@ -117,4 +121,7 @@ def _describe_best_weights(run_dir: Path) -> str:
             names.append('"best"')
         else:
             names.append(str(folder))
-    return f"; best weights: {', '.join(names)}" if names else ""
+    if not names:
+        return ""
+    listed_names = ", ".join(names)
+    return f"; best weights: {listed_names}"

@@ -32,16 +32,17 @@ def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
         return folder
 
     if not folder.is_dir():
-        siblings = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
+        sibling_paths = folder.parent.glob("[!.]*")
+        siblings = [path.name for path in sibling_paths if path.is_dir()]
         advice = suggest_paths(folder, siblings, "folders")
         raise UsageError(f"there is no folder {folder}; {advice}")
 
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
     title = "runs in it" if runs else "it holds"
     names = runs or os.listdir(folder)
+    first_names = ", ".join(names[:12])
     raise UsageError(
-        f"{folder} is not the folder of a run: it has no params.yaml;"
-        f" {title}: {', '.join(names[:12])}"
+        f"{folder} is not the folder of a run: it has no params.yaml; {title}: {first_names}"
     )
 
 
@@ -88,12 +89,15 @@ def read_run_config(
             manifest = files.read_json(run_dir / "manifest.json") or {}
             command = manifest.get("command")
             words = [str(word) for word in command] if isinstance(command, list) else []
-            recorded = [
-                word.partition("=")[2] for word in words if word.startswith(f"{_IMPORT_FLAG}=")
-            ]
-            recorded += [
-                following for word, following in itertools.pairwise(words) if word == _IMPORT_FLAG
-            ]
+            # A flag has its module in the same word, or in the next one.
+            flag_prefix = f"{_IMPORT_FLAG}="
+            for word in words:
+                if word.startswith(flag_prefix):
+                    module = word.removeprefix(flag_prefix)
+                    recorded.append(module)
+            for word, next_word in itertools.pairwise(words):
+                if word == _IMPORT_FLAG:
+                    recorded.append(next_word)
 
         try:
             discovery.import_experiment(name, import_modules or recorded, option_name)
@@ -106,15 +110,15 @@ def read_run_config(
                 f" started, or name its module by {option_name}."
             ) from error
 
-    text = (run_dir / "params.yaml").read_text(encoding="utf-8")
+    params_path = run_dir / "params.yaml"
+    text = params_path.read_text(encoding="utf-8")
     config = from_yaml(text, get_experiment(name))
 
     # All but a few fields of the section runtime get their values for one device.
     kept_fields = ("mixed_precision_dtype", "loss_scale", "random_seed")
     one_device = RuntimeConfig(distribution_strategy="off").as_dict()
-    replaced = {
-        field: one_device[field]
-        for field in config.runtime.as_dict()
-        if field in one_device and field not in kept_fields
-    }
-    return config.replace(runtime=replaced)
+    replacements = {}
+    for field in config.runtime.as_dict():
+        if field in one_device and field not in kept_fields:
+            replacements[field] = one_device[field]
+    return config.replace(runtime=replacements)

@@ -81,14 +81,16 @@ class Gan(keras.Model):
         Args:
           count: The number of examples to generate from them.
         """
-        seed = tf.cast(self._seeds.next(), tf.int64)
+        next_seed = self._seeds.next()
+        seed = tf.cast(next_seed, tf.int64)
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
             seed = tf.random.experimental.stateless_fold_in(seed, replica)
 
+        shape = [count, self.latent_size]
         # Naming an algorithm takes 13 operations more.
-        return tf.random.stateless_normal([count, self.latent_size], seed)
+        return tf.random.stateless_normal(shape, seed)
 
 
 class GanTask(Task):
@@ -199,7 +201,8 @@ class GanTask(Task):
           UsageError: when the config has no optimizers of these names.
         """
         optimizers = optimizer if isinstance(optimizer, Mapping) else {"one optimizer": optimizer}
-        if not {GENERATOR, DISCRIMINATOR} <= {*optimizers}:
+        required_names = {GENERATOR, DISCRIMINATOR}
+        if not required_names <= {*optimizers}:
             raise UsageError(
                 f"{type(self).__name__} needs the optimizers generator and discriminator, "
                 f"and it has {', '.join(optimizers)}; configure both in trainer.optimizers"
@@ -213,7 +216,8 @@ class GanTask(Task):
         discriminator = optimizers[DISCRIMINATOR]
         losses, fake = step(real, model, generator, discriminator)
         if metrics:
-            apply_autograph(self.process_metrics)(metrics, real, fake)
+            process_metrics = apply_autograph(self.process_metrics)
+            process_metrics(metrics, real, fake)
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
@@ -228,11 +232,14 @@ class GanTask(Task):
         real, _ = split_batch(inputs)
         example_count = tf.shape(real)[0]
         latents = model.latents(example_count)
-        fake = apply_autograph(self.inference_step)(latents, model)
+        inference_step = apply_autograph(self.inference_step)
+        fake = inference_step(latents, model)
         fake = full_precision(fake)
+
         losses = self._losses(model.discriminator, real, fake, training=False)
         if metrics:
-            apply_autograph(self.process_metrics)(metrics, real, fake)
+            process_metrics = apply_autograph(self.process_metrics)
+            process_metrics(metrics, real, fake)
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
@@ -248,14 +255,16 @@ class GanTask(Task):
         example_count = tf.shape(real)[0]
         all_latents = model.latents(2 * example_count)
         latents, new_latents = tf.split(all_latents, 2)
+        generator_net = apply_autograph(model.generator)
         with preserve_moving_averages(model.generator):
-            fake = apply_autograph(model.generator)(latents, training=True)
+            fake = generator_net(latents, training=True)
 
         def compute_discriminator_losses() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             losses = self._losses(model.discriminator, real, fake, training=True)
             discriminator_loss, generator_loss = losses
             added_loss = self._compute_added_discriminator_loss(model, real, fake)
-            return discriminator_loss, generator_loss, discriminator_loss + added_loss
+            total = discriminator_loss + added_loss
+            return discriminator_loss, generator_loss, total
 
         def compute_generator_loss() -> tuple[tf.Tensor]:
             new_fake = apply_autograph(model.generator)(new_latents, training=True)
@@ -263,14 +272,16 @@ class GanTask(Task):
             with preserve_moving_averages(model.discriminator):
                 logits = _logits(model.discriminator, new_fake, training=True)
             loss = self._loss_of_generator(logits)
-            return (loss + _layer_losses(model.generator),)
+            total = loss + _layer_losses(model.generator)
+            return (total,)
 
         # The reported losses are those before both updates.
         discriminator_loss, generator_loss, _ = _minimize(
             compute_discriminator_losses, discriminator, model.discriminator
         )
         _minimize(compute_generator_loss, generator, model.generator)
-        return (discriminator_loss, generator_loss), full_precision(fake)
+        examples = full_precision(fake)
+        return (discriminator_loss, generator_loss), examples
 
     @tf.autograph.experimental.do_not_convert
     def _joint_step(
@@ -285,7 +296,8 @@ class GanTask(Task):
         with tf.GradientTape(persistent=True) as tape:
             example_count = tf.shape(real)[0]
             latents = model.latents(example_count)
-            fake = apply_autograph(model.generator)(latents, training=True)
+            generator_net = apply_autograph(model.generator)
+            fake = generator_net(latents, training=True)
             discriminator_loss, generator_loss = self._losses(
                 model.discriminator, real, fake, training=True
             )
@@ -306,7 +318,8 @@ class GanTask(Task):
         discriminator_pairs = zip(discriminator_gradients, discriminator_variables, strict=True)
         apply_gradients(generator, generator_pairs)
         apply_gradients(discriminator, discriminator_pairs)
-        return (discriminator_loss, generator_loss), full_precision(fake)
+        examples = full_precision(fake)
+        return (discriminator_loss, generator_loss), examples
 
     @tf.autograph.experimental.do_not_convert
     def _losses(
@@ -315,16 +328,21 @@ class GanTask(Task):
         """Returns the losses of discriminator and generator, float32 scalars."""
         real_logits = _logits(discriminator, real, training)
         fake_logits = _logits(discriminator, fake, training)
-        loss = apply_autograph(self.discriminator_loss)(real_logits, fake_logits)
-        loss = scalar_loss(loss, f"{type(self).__name__}.discriminator_loss")
+        compute_loss = apply_autograph(self.discriminator_loss)
+        loss = compute_loss(real_logits, fake_logits)
+        class_name = type(self).__name__
+        loss = scalar_loss(loss, f"{class_name}.discriminator_loss")
         discriminator_loss = tf.cast(loss, tf.float32)
-        return discriminator_loss, self._loss_of_generator(fake_logits)
+        generator_loss = self._loss_of_generator(fake_logits)
+        return discriminator_loss, generator_loss
 
     @tf.autograph.experimental.do_not_convert
     def _loss_of_generator(self, fake_logits: tf.Tensor) -> tf.Tensor:
         """Returns the loss of the generator, a float32 scalar."""
-        loss = apply_autograph(self.generator_loss)(fake_logits)
-        loss = scalar_loss(loss, f"{type(self).__name__}.generator_loss")
+        compute_loss = apply_autograph(self.generator_loss)
+        loss = compute_loss(fake_logits)
+        class_name = type(self).__name__
+        loss = scalar_loss(loss, f"{class_name}.generator_loss")
         return tf.cast(loss, tf.float32)
 
     @tf.autograph.experimental.do_not_convert
@@ -380,7 +398,8 @@ def preserve_moving_averages(net: keras.Model) -> Iterator[None]:
     """
     variables = []
     for variable in net.non_trainable_variables:
-        if tf.as_dtype(variable.dtype).is_floating:
+        dtype = tf.as_dtype(variable.dtype)
+        if dtype.is_floating:
             variables.append(variable)
     values = [tf.identity(variable) for variable in variables]
     yield
@@ -407,7 +426,8 @@ def _minimize(
     ) -> tuple[tuple[tf.Tensor, ...], Sequence[tf.Tensor | None]]:
         with tf.GradientTape() as tape:
             values = losses()
-            share = _loss_share(optimizer, values[-1])
+            minimized_loss = values[-1]
+            share = _loss_share(optimizer, minimized_loss)
         gradients = tape.gradient(share, variables, unconnected_gradients=unconnected)
         return values, gradients
 
@@ -419,14 +439,16 @@ def _minimize(
     def without_gradients() -> Any:
         zeros = [tf.zeros_like(variable) for variable in variables]
         with preserve_moving_averages(net):
-            return losses(), zeros
+            values = losses()
+        return values, zeros
 
     if getattr(optimizer, "uses_every_gradient", True):
         values, gradients = with_gradients(tf.UnconnectedGradients.NONE)
     else:
         is_needed = needs_gradients(optimizer)
         values, gradients = tf.cond(is_needed, with_dense_gradients, without_gradients)
-    apply_gradients(optimizer, zip(gradients, variables, strict=True))
+    pairs = zip(gradients, variables, strict=True)
+    apply_gradients(optimizer, pairs)
     return values
 
 
@@ -436,14 +458,16 @@ def _loss_share(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
 
     It is the loss divided by the number of replicas, times the loss scale.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
     share = loss / replicas if replicas > 1 else loss
     return scale_loss(optimizer, share)
 
 
 @tf.autograph.experimental.do_not_convert
 def _logits(discriminator: keras.Model, examples: tf.Tensor, training: bool) -> tf.Tensor:
-    logits = apply_autograph(discriminator)(examples, training=training)
+    converted_net = apply_autograph(discriminator)
+    logits = converted_net(examples, training=training)
     return full_precision(logits)
 
 
@@ -451,4 +475,6 @@ def _logits(discriminator: keras.Model, examples: tf.Tensor, training: bool) -> 
 def _layer_losses(net: keras.Model) -> tf.Tensor:
     """Returns the sum of the losses that the layers of a net have added."""
     losses = [tf.cast(loss, tf.float32) for loss in net.losses]
-    return tf.add_n(losses) if losses else tf.constant(0.0)
+    if not losses:
+        return tf.constant(0.0)
+    return tf.add_n(losses)

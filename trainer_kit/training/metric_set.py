@@ -61,7 +61,8 @@ class StepMean(keras.metrics.Mean):
         self.is_updated = True
         weight = 1.0 if sample_weight is None else sample_weight
         # Keras also computes means with a weight for each value.
-        if tf.convert_to_tensor(weight).shape.rank != 0:
+        weight_tensor = tf.convert_to_tensor(weight)
+        if weight_tensor.shape.rank != 0:
             super().update_state(values, weight)
             return
 
@@ -69,9 +70,13 @@ class StepMean(keras.metrics.Mean):
         values = _without_nan_of_no_examples(values, weight)
         weight = tf.cast(weight, self.dtype)
         total = tf.reduce_sum(values)
-        count = tf.cast(tf.size(values), self.dtype)
-        self.total.value.assign_add(weight * total)
-        self.count.value.assign_add(weight * count)
+        size = tf.size(values)
+        count = tf.cast(size, self.dtype)
+
+        weighted_total = weight * total
+        self.total.value.assign_add(weighted_total)
+        weighted_count = weight * count
+        self.count.value.assign_add(weighted_count)
 
 
 class ScalarMeans(keras.metrics.Metric):
@@ -110,9 +115,11 @@ class ScalarMeans(keras.metrics.Metric):
         # One row for each scalar. Rows of scalars that this step does not return stay as they are.
         rows = [[self._scalars.index(name)] for name in scalars]
         values = [tf.cast(value, self.dtype) for value in scalars.values()]
-        values = _without_nan_of_no_examples(tf.stack(values), weight)
+        stacked_values = tf.stack(values)
+        stacked_values = _without_nan_of_no_examples(stacked_values, weight)
+
         weight = tf.cast(weight, self.dtype)
-        sums = values * weight
+        sums = stacked_values * weight
         counts = tf.fill([len(rows)], weight)
         row_increments = tf.stack([sums, counts], axis=1)
         increments = tf.scatter_nd(rows, row_increments, self._sums.shape)
@@ -159,8 +166,10 @@ class MetricSet:
         self.metrics = list(metrics)
 
         all_metrics = [*self.metrics, self.loss]
-        counts = Counter(metric.name for metric in all_metrics)
-        if duplicates := [name for name, count in counts.items() if count > 1]:
+        names = [metric.name for metric in all_metrics]
+        counts = Counter(names)
+        duplicates = [name for name, count in counts.items() if count > 1]
+        if duplicates:
             raise UsageError(
                 f"several metrics are called {', '.join(duplicates)}; "
                 "give each metric a different name"
@@ -226,32 +235,38 @@ class MetricSet:
         for name, value in logs.items():
             if not _is_metric(value):
                 scalars[name] = value
-            elif str(name) not in self._names:
-                metric = self.returned_metrics.setdefault(str(name), value)
+                continue
+
+            metric_name = str(name)
+            if metric_name not in self._names:
+                metric = self.returned_metrics.setdefault(metric_name, value)
                 if metric is not value:
                     raise UsageError(
-                        f"a step returned a new metric object named {str(name)!r}; "
+                        f"a step returned a new metric object named {metric_name!r}; "
                         "create it once, in the task's __init__ or in build_model, "
                         "and return the same object in each step"
                     )
 
         # Metrics are looked for in attributes of the task that are metrics or lists of metrics.
-        attributes = [*vars(task).values(), getattr(model, "metrics", None)]
+        compiled_metrics = getattr(model, "metrics", None)
+        attributes = [*vars(task).values(), compiled_metrics]
         candidates: list[Any] = []
         for value in attributes:
             is_list = isinstance(value, (list, tuple))
             candidates += value if is_list else [value]
+
         names = {candidate.name for candidate in candidates if _is_metric(candidate)}
         reported_names = names & scalars.keys()
         unreset_names = reported_names - self._names - self._warned
         for name in sorted(unreset_names):
             self._warned.add(name)
+            advice = " under another name than the loss" if name == "loss" else ""
             _LOG.warning(
                 "the step returns the scalar %r, and the task or the model holds a metric of this "
                 "name; the mean of the scalar is reported, and nothing resets the metric: "
                 "return the metric to report its result%s",
                 name,
-                " under another name than the loss" if name == "loss" else "",
+                advice,
             )
         return scalars
 
@@ -301,8 +316,10 @@ class MetricSet:
             is reserved.
         """
         scalars: dict[str, tf.Tensor] = {}
-        for name, value in logs.items() if isinstance(task, Task) else ():
-            if name == task.loss or str(name) in self._names:
+        reported_logs = logs if isinstance(task, Task) else {}
+        for name, value in reported_logs.items():
+            scalar_name = str(name)
+            if name == task.loss or scalar_name in self._names:
                 continue
             # Only a single real number is a scalar. A log may also be text or None.
             try:
@@ -312,7 +329,7 @@ class MetricSet:
             dtype = tensor.dtype
             is_number = dtype.is_floating or dtype.is_integer or dtype == tf.bool
             if is_number and tensor.shape.rank == 0:
-                scalars[str(name)] = tensor
+                scalars[scalar_name] = tensor
 
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
@@ -360,7 +377,8 @@ class MetricSet:
         # A metric that a step returns has the name under which it is returned.
         metrics += self.returned_metrics.items()
         for name, metric in metrics:
-            result = apply_autograph(metric.result)()
+            compute_result = apply_autograph(metric.result)
+            result = compute_result()
             if isinstance(result, Mapping):
                 logs.update(result)
             else:
@@ -405,9 +423,9 @@ class MetricSet:
         Runs eagerly, on the host. Returns None if they are not known yet: the first batch builds
         the metrics of a compiled model.
         """
-        are_built = [getattr(metric, "built", True) is not False for metric in self.metrics]
-        if not all(are_built):
-            return None
+        for metric in self.metrics:
+            if getattr(metric, "built", True) is False:
+                return None
 
         results = to_numpy(self.results())
         scalars = flatten_scalars(results, "|")
@@ -495,8 +513,10 @@ def create_configured_metrics(
     metrics = []
     sections = getattr(config.trainer, "metrics", ())
     for place, section in enumerate(sections):
-        if bool(section.tensor) != for_tensors:
+        names_tensor = bool(section.tensor)
+        if names_tensor != for_tensors:
             continue
+
         field = f"trainer.metrics[{place}]"
         if section.type in MetricConfig.registry:
             branch = MetricConfig.registry.lookup(str(section.type))
@@ -512,12 +532,13 @@ def _keras_metric(config: KerasMetricConfig) -> keras.metrics.Metric:
     """Returns a new metric of keras.metrics, by the name of its class."""
     kind = getattr(keras.metrics, config.metric, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)):
-        members = {name: getattr(keras.metrics, name) for name in dir(keras.metrics)}
-        class_names = [name for name, member in members.items() if isinstance(member, type)]
-        raise UsageError(
-            f"trainer.metrics: keras.metrics has no {config.metric!r}; "
-            f"{suggest_names(config.metric, class_names)}"
-        )
+        class_names = []
+        for name in dir(keras.metrics):
+            member = getattr(keras.metrics, name)
+            if isinstance(member, type):
+                class_names.append(name)
+        advice = suggest_names(config.metric, class_names)
+        raise UsageError(f"trainer.metrics: keras.metrics has no {config.metric!r}; {advice}")
 
     try:
         return kind(**config.args)
@@ -600,7 +621,8 @@ def _count_examples(inputs: Any) -> tf.Tensor | float:
             sizes.append(size)
     if not sizes:
         # Each batch has the same size, so that any weight is right.
-        return float(leaves[0].shape[0])
+        first_shape = leaves[0].shape
+        return float(first_shape[0])
 
     if len(sizes) > 1:
         message = (

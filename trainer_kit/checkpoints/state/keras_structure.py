@@ -45,13 +45,15 @@ def build_model_trackable(model: Model) -> Any:
     conflicts = [name for name in shared_names if children[name] is not named[name]]
     if conflicts:
         reason = f"{min(conflicts)} is the name of a variable and of another attribute"
-        _LOG.warning("%s", _format_load_warning(model, reason))
+        warning = _format_load_warning(model, reason)
+        _LOG.warning("%s", warning)
         return named
 
     # `model.weights` leaves out the states of random generators.
     reached_items = tf.train.TrackableView(structure).descendants()
     reached_ids = {id(item) for item in reached_items}
-    hidden_ids = {id(variable.value) for variable in model.weights} - reached_ids
+    weight_ids = {id(variable.value) for variable in model.weights}
+    hidden_ids = weight_ids - reached_ids
     hidden_names = [name for name, variable in named.items() if id(variable) in hidden_ids]
     if hidden_names:
         more_count = len(hidden_names) - 1
@@ -60,11 +62,13 @@ def build_model_trackable(model: Model) -> Any:
             f"it does not see {hidden_names[0]}{more}; "
             "Keras 3 hides layers in lists and dicts from it, so assign each to an attribute"
         )
-        _LOG.warning("%s", _format_load_warning(model, reason))
+        warning = _format_load_warning(model, reason)
+        _LOG.warning("%s", warning)
 
     # The first path to a variable is its key in the file, so our names come first.
     root = _Node()
-    for name, item in {**named, **children}.items():
+    entries = {**named, **children}
+    for name, item in entries.items():
         setattr(root, name, item)
     return root
 
@@ -90,9 +94,14 @@ def _copy_structure(item: object, copies: dict[int, tuple[object, object]]) -> A
         return item.value
     if not isinstance(item, (keras.Layer, list, tuple, Mapping)):
         return item
-    if id(item) not in copies:
+    identity = id(item)
+    if identity not in copies:
         node = _Node()
-        copies[id(item)] = (item, node)
-        for name, child in tf.train.TrackableView.children(item).items():
-            setattr(node, name, _copy_structure(child, copies))
-    return copies[id(item)][1]
+        # A path below the item may lead back to it.
+        copies[identity] = (item, node)
+        children = tf.train.TrackableView.children(item)
+        for name, child in children.items():
+            child_copy = _copy_structure(child, copies)
+            setattr(node, name, child_copy)
+    _, item_copy = copies[identity]
+    return item_copy

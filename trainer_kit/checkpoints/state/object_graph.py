@@ -50,17 +50,20 @@ class CheckpointGraph:
                 "read it with tf.train.load_checkpoint and assign the values yourself"
             )
 
-        graph = parse_message(_MESSAGE, self.value(_GRAPH))
-        self.shapes = {
-            key: tuple(shape)
-            for key, shape in shapes.items()
-            if key.endswith(_SUFFIX) and not key.startswith(_BOOKKEEPING)
-        }
-        self._edges = [
-            {child.local_name: child.node_id for child in node.children} for node in graph.nodes
-        ]
+        serialized = self.value(_GRAPH)
+        graph = parse_message(_MESSAGE, serialized)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for key, shape in shapes.items():
+            if key.endswith(_SUFFIX) and not key.startswith(_BOOKKEEPING):
+                self.shapes[key] = tuple(shape)
+
+        # The position in both lists is the number of a node.
+        self._edges: list[dict[str, int]] = []
         self._keys: list[str | None] = []
         for node in graph.nodes:
+            edges = {child.local_name: child.node_id for child in node.children}
+            self._edges.append(edges)
+
             keys = [attribute.checkpoint_key for attribute in node.attributes]
             value_keys = [key for key in keys if key in self.shapes]
             self._keys.append(value_keys[0] if value_keys else None)
@@ -119,7 +122,11 @@ class CheckpointGraph:
     def has_section(self, section: str) -> bool:
         """Whether the checkpoint contains anything of a section, or of a part of one, "a/b"."""
         prefix = f"{section}/"
-        return any(f"{parse_attribute_path(key)}/".startswith(prefix) for key in self.shapes)
+        for key in self.shapes:
+            path = parse_attribute_path(key)
+            if f"{path}/".startswith(prefix):
+                return True
+        return False
 
     def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the values by the paths of attributes that they are saved under.
@@ -141,18 +148,21 @@ class CheckpointGraph:
         return {path: self.shapes[key] for path, key in keys.items()}
 
     def _children_by_path(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        return {
-            f"{path}/{name}".lstrip("/"): child
-            for path, node in nodes.items()
-            for name, child in self._edges[node].items()
-        }
+        children = {}
+        for path, node in nodes.items():
+            edges = self._edges[node]
+            for name, child in edges.items():
+                child_path = f"{path}/{name}".lstrip("/")
+                children[child_path] = child
+        return children
 
     def collect_keys_below(self, node: int) -> set[str]:
         """Returns the keys of all values below `node`."""
         visited = {node}
         waiting = [node]
         while waiting:
-            edges = self._edges[waiting.pop()]
+            descendant = waiting.pop()
+            edges = self._edges[descendant]
             children = set(edges.values()) - visited
             visited |= children
             waiting += children
@@ -170,13 +180,15 @@ def parse_message(name: str, serialized: bytes) -> Any:
       TrainerKitError: when this TensorFlow does not register the type.
     """
     try:
-        descriptor = descriptor_pool.Default().FindMessageTypeByName(name)
+        pool = descriptor_pool.Default()
+        descriptor = pool.FindMessageTypeByName(name)
     except KeyError as error:
         raise TrainerKitError(
             f"TensorFlow {tf.__version__} has no definition of {name}, "
             f"a format of its files ({error}); install the TensorFlow of requirements.lock"
         ) from error
-    return message_factory.GetMessageClass(descriptor).FromString(serialized)
+    message_class = message_factory.GetMessageClass(descriptor)
+    return message_class.FromString(serialized)
 
 
 def find_missing_objects(graph: CheckpointGraph, root: tf.train.Checkpoint) -> dict[str, object]:
@@ -207,25 +219,32 @@ def find_missing_objects(graph: CheckpointGraph, root: tf.train.Checkpoint) -> d
 
         run_children = tf.train.TrackableView.children(item)
         for name, child in graph.children(node).items():
+            child_path = f"{path}/{name}"
             if name in run_children:
-                waiting.append((child, f"{path}/{name}", run_children[name], owner))
+                waiting.append((child, child_path, run_children[name], owner))
             elif node != ROOT:
-                missing[child] = (f"{path}/{name}".lstrip("/"), owner)
+                missing[child] = (child_path.lstrip("/"), owner)
 
     # A value that another path leads to is not missing.
     visited_keys = {graph.key(node) for node in visited}
     owners = {}
     for node, (path, owner) in missing.items():
-        if graph.collect_keys_below(node) - visited_keys:
+        keys_below = graph.collect_keys_below(node)
+        if keys_below - visited_keys:
             owners[path] = owner
     return owners
 
 
 def parse_attribute_path(key: str) -> str:
     """Returns the path of attributes in a key."""
-    # TensorFlow writes "/" in a name as ".S", and "." as "..".
-    path = key.partition(_ATTRIBUTES)[0]
-    return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
+
+    def unescape(escape: re.Match[str]) -> str:
+        # TensorFlow writes "/" in a name as ".S", and "." as "..".
+        character = escape[1]
+        return "/" if character == "S" else character
+
+    path, _, _ = key.partition(_ATTRIBUTES)
+    return re.sub(r"\.(.)", unescape, path)
 
 
 class CheckpointReader(Protocol):
@@ -244,7 +263,8 @@ def is_bookkeeping(key: str) -> bool:
     """Whether a key belongs to no variable but to what TensorFlow needs to save and restore."""
     if key.startswith(_BOOKKEEPING):
         return True
-    return _ATTRIBUTES in key and not key.endswith(_SUFFIX)
+    is_value = key.endswith(_SUFFIX)
+    return _ATTRIBUTES in key and not is_value
 
 
 def create_read_error(prefix: str, error: Exception) -> StorageError:

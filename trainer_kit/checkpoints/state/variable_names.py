@@ -34,7 +34,8 @@ def model_variables(model: Model) -> dict[str, tf.Variable] | Any:
     if not isinstance(model, keras.Layer):
         return model
     variables = list(model.variables)
-    names = canonical_paths([variable.path for variable in variables])
+    paths = [variable.path for variable in variables]
+    names = canonical_paths(paths)
     return _map_distinct_names(names, variables)
 
 
@@ -52,13 +53,19 @@ def layer_names(model: Model) -> dict[str, str] | None:
 
     paths = [variable.path for variable in model.variables]
     class_names = _class_names(*_NAMED_BY_KERAS)
+
+    def is_named_by_keras(stem: str) -> bool:
+        # Keras derives the name of a layer without one from its class, `dense_7` from Dense.
+        class_name = stem.replace("_", "")
+        return class_name in class_names
+
     ranked_paths = canonical_paths(paths)
-    # Keras derives the name of a layer without one from its class, `dense_7` from Dense.
-    user_paths = canonical_paths(paths, lambda stem: stem.replace("_", "") in class_names)
+    user_paths = canonical_paths(paths, is_named_by_keras)
+    ranked_names = make_distinct(ranked_paths)
+    user_names = make_distinct(user_paths)
 
     names = {}
-    pairs = zip(make_distinct(ranked_paths), make_distinct(user_paths), strict=True)
-    for ranked_name, user_name in pairs:
+    for ranked_name, user_name in zip(ranked_names, user_names, strict=True):
         if ranked_name != user_name:
             names[ranked_name] = user_name
     return names
@@ -84,7 +91,8 @@ def item_variables(item: object) -> Any:
     if isinstance(item, keras.Layer):
         return model_variables(item)
     if isinstance(item, (keras.Optimizer, keras.Metric)):
-        names = canonical_paths([variable.path for variable in item.variables])
+        paths = [variable.path for variable in item.variables]
+        names = canonical_paths(paths)
         return _map_distinct_names(names, item.variables)
     if isinstance(item, keras.random.SeedGenerator):
         return item.state.value
@@ -126,10 +134,13 @@ def optimizer_variables(
     if not isinstance(optimizer, keras.Optimizer):
         return optimizer
 
-    model_ids = {id(variable) for variable in [*trainable, *model.variables]}
+    own_variables = [*trainable, *model.variables]
+    own_ids = {id(variable) for variable in own_variables}
     trained_variables = get_trained_variables(optimizer)
-    other_variables = [variable for variable in trained_variables if id(variable) not in model_ids]
-    owners = _owner_names(list(trainable or model.trainable_variables))
+    other_variables = [variable for variable in trained_variables if id(variable) not in own_ids]
+
+    owner_variables = list(trainable or model.trainable_variables)
+    owners = _owner_names(owner_variables)
     for flattened, name in _owner_names(other_variables):
         owners.append((flattened, f"others/{name}"))
     # Longer paths come first, since a path may begin with another one.
@@ -141,9 +152,13 @@ def optimizer_variables(
     counted_names = []
     if trainable:
         prefixes = {path.rpartition("/")[0] for path in paths}
-        counted_names = [f"{prefix}/{name}" for prefix in prefixes for _, name in owners]
+        for prefix in prefixes:
+            for _, name in owners:
+                counted_names.append(f"{prefix}/{name}")
+
     canonical_names = canonical_paths([*names, *counted_names])
-    return _map_distinct_names(canonical_names[: len(names)], optimizer.variables)
+    slot_names = canonical_names[: len(names)]
+    return _map_distinct_names(slot_names, optimizer.variables)
 
 
 def canonical_paths(
@@ -160,7 +175,9 @@ def canonical_paths(
     """
     split_paths = [path.split("/") for path in paths]
     ranked_paths: list[list[str]] = [[] for _ in paths]
-    for depth in range(max(map(len, split_paths), default=0)):
+    depths = [len(path) for path in split_paths]
+    max_depth = max(depths, default=0)
+    for depth in range(max_depth):
         # The parent, the stem and the number of the part at this depth, by the path's index
         parts: dict[int, tuple[tuple[str, ...], str, int]] = {}
         for index, path in enumerate(split_paths):
@@ -172,14 +189,18 @@ def canonical_paths(
             if match and match[2] and is_ranked(match[1]):
                 stem = match[1]
                 number = int(match[2])
-            parts[index] = (tuple(ranked_paths[index]), stem, number)
+            parent = tuple(ranked_paths[index])
+            parts[index] = (parent, stem, number)
 
         numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
         for parent, stem, number in parts.values():
             numbers[parent, stem].add(number)
+
         for index, (parent, stem, number) in parts.items():
-            rank = sorted(numbers[parent, stem]).index(number)
-            ranked_paths[index].append(f"{stem}_{rank}" if rank else stem)
+            sibling_numbers = sorted(numbers[parent, stem])
+            rank = sibling_numbers.index(number)
+            ranked_part = f"{stem}_{rank}" if rank else stem
+            ranked_paths[index].append(ranked_part)
 
     return ["/".join(ranked_path) for ranked_path in ranked_paths]
 
@@ -202,7 +223,8 @@ def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
     for flattened, name in owners:
         prefix = f"{flattened}_"
         if slot.startswith(prefix):
-            return f"{optimizer}/{name}/{slot.removeprefix(prefix)}"
+            slot_name = slot.removeprefix(prefix)
+            return f"{optimizer}/{name}/{slot_name}"
     return path
 
 
@@ -212,7 +234,8 @@ def make_distinct(names: Iterable[str]) -> list[str]:
     distinct_names = []
     for name in names:
         count = counts[name]
-        distinct_names.append(f"{name}#{count}" if count else name)
+        distinct_name = f"{name}#{count}" if count else name
+        distinct_names.append(distinct_name)
         counts[name] += 1
     return distinct_names
 
@@ -221,8 +244,9 @@ def _map_distinct_names(
     names: Sequence[str], variables: Sequence[Variable]
 ) -> dict[str, tf.Variable]:
     """Maps names, each distinct, to tf.Variables."""
+    distinct_names = make_distinct(names)
     native_variables = {}
-    for name, variable in zip(make_distinct(names), variables, strict=True):
+    for name, variable in zip(distinct_names, variables, strict=True):
         is_keras = isinstance(variable, keras.Variable)
         native_variables[name] = variable.value if is_keras else variable
     return native_variables

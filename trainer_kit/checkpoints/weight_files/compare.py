@@ -28,19 +28,27 @@ def compare_weights(
 
     rows = []
     for name in sorted(names):
-        first_shape = _shape(first, first_names.get(name))
-        second_shape = _shape(second, second_names.get(name))
+        first_name = first_names.get(name)
+        second_name = second_names.get(name)
+        first_shape = _shape(first, first_name)
+        second_shape = _shape(second, second_name)
         if not first_shape or not second_shape:
             path = first.path if first_shape else second.path
-            rows.append([name, f"only in {path}", first_shape or second_shape])
+            shape = first_shape or second_shape
+            rows.append([name, f"only in {path}", shape])
         elif first_shape != second_shape:
-            rows.append([name, "of another shape or dtype", f"{first_shape} -> {second_shape}"])
+            change = f"{first_shape} -> {second_shape}"
+            rows.append([name, "of another shape or dtype", change])
         elif values:
             first_value = first.read_tensor(first_names[name])
             second_value = second.read_tensor(second_names[name])
-            if difference := _describe_difference(first_value, second_value):
+            difference = _describe_difference(first_value, second_value)
+            if difference:
                 rows.append([name, "of another value", difference])
-    return rows, len(names) - len(rows)
+
+    # Each name has at most one row.
+    equal_count = len(names) - len(rows)
+    return rows, equal_count
 
 
 def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str], dict[str, str]]:
@@ -84,9 +92,12 @@ def _describe_difference(first: np.ndarray | bytes, second: np.ndarray | bytes) 
     first = np.asarray(first)
     second = np.asarray(second)
     if first.dtype.kind in "OSU":
-        return "" if np.array_equal(first, second) else "text"
+        is_equal = np.array_equal(first, second)
+        return "" if is_equal else "text"
 
-    both_nan = np.isnan(first) & np.isnan(second)
+    first_nan = np.isnan(first)
+    second_nan = np.isnan(second)
+    both_nan = first_nan & second_nan
     differ = (first != second) & ~both_nan
     if not differ.any():
         return ""
@@ -94,6 +105,7 @@ def _describe_difference(first: np.ndarray | bytes, second: np.ndarray | bytes) 
     # Wide enough for 64-bit integers, and for complex numbers.
     first_values = first[differ].astype(np.clongdouble)
     second_values = second[differ].astype(np.clongdouble)
-    distance = np.max(np.abs(first_values - second_values))
+    distances = np.abs(first_values - second_values)
+    largest = np.max(distances)
     count = int(differ.sum())
-    return f"{count} of {first.size} values, by at most {distance:.3g}"
+    return f"{count} of {first.size} values, by at most {largest:.3g}"

@@ -38,7 +38,10 @@ def ending(path: str) -> str:
 
     The ending of another file is that after its last dot.
     """
-    return ".weights.h5" if path.endswith(".weights.h5") else os.path.splitext(path)[1]
+    if path.endswith(".weights.h5"):
+        return ".weights.h5"
+    _, last_ending = os.path.splitext(path)
+    return last_ending
 
 
 class KerasFile(WeightFile):
@@ -65,7 +68,9 @@ class KerasFile(WeightFile):
         try:
             source: str | io.BytesIO = path
             if path.endswith(".keras"):
-                source = io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS))
+                with zipfile.ZipFile(path) as archive:
+                    content = archive.read(WEIGHTS)
+                source = io.BytesIO(content)
             self._file = h5py.File(source)
 
             # Keras 2 keeps the weights of a whole model in a group.
@@ -80,9 +85,11 @@ class KerasFile(WeightFile):
                     group = top[layer]
                     for name in _names(group, "weight_names"):
                         variable_name = name.partition(":")[0]
-                        variables.append((variable_name, group[name].name))
+                        dataset_path = str(group[name].name)
+                        variables.append((variable_name, dataset_path))
 
-            names = make_distinct(name for name, _ in variables)
+            variable_names = [name for name, _ in variables]
+            names = make_distinct(variable_names)
             dataset_paths = [dataset_path for _, dataset_path in variables]
             self.dataset_paths = dict(zip(names, dataset_paths, strict=True))
 
@@ -104,7 +111,8 @@ class KerasFile(WeightFile):
           StorageError: when the value cannot be read.
         """
         try:
-            dataset = self._file[self.dataset_paths[name]]
+            dataset_path = self.dataset_paths[name]
+            dataset = self._file[dataset_path]
             dtype = tf.as_dtype(_dtype(dataset))
             return np.array(dataset, dtype=dtype.as_numpy_dtype)
         except OSError as error:
@@ -114,7 +122,8 @@ class KerasFile(WeightFile):
         """Writes a copy of the file with other values of some variables, by name."""
         if not path.endswith(".keras"):
             with open(self.path, "rb") as original, open(path, "wb") as copy:
-                copy.write(self._with_values(original.read(), values))
+                content = original.read()
+                copy.write(self._with_values(content, values))
             return
 
         with zipfile.ZipFile(self.path) as archive, zipfile.ZipFile(path, "w") as archive_copy:
@@ -128,7 +137,8 @@ class KerasFile(WeightFile):
         stream = io.BytesIO(content)
         with h5py.File(stream, "r+") as weights:
             for name, value in values.items():
-                weights[self.dataset_paths[name]][...] = value
+                dataset = weights[self.dataset_paths[name]]
+                dataset[...] = value
         return stream.getvalue()
 
 
@@ -140,13 +150,16 @@ def _iterate_keras3_variables(group: h5py.Group, outer: str) -> Iterator[tuple[s
     for key, item in group.items():
         if key == _VARIABLES:
             for number in item:
-                yield f"{outer}/{number}".lstrip("/"), item[number].name
+                name = f"{outer}/{number}".lstrip("/")
+                yield name, item[number].name
         elif isinstance(item, h5py.Group):
             # A list of layers has no name.
             layer = ""
             if _VARIABLES in item:
-                layer = str(item[_VARIABLES].attrs.get("name", key))
-            path = "/".join(filter(None, [outer, layer]))
+                attributes = item[_VARIABLES].attrs
+                layer = str(attributes.get("name", key))
+            layers = [name for name in (outer, layer) if name]
+            path = "/".join(layers)
             yield from _iterate_keras3_variables(item, path)
 
 
@@ -157,16 +170,22 @@ def _names(group: h5py.Group, attribute: str) -> list[str]:
     """
     pieces = [attribute]
     if attribute not in group.attrs:
-        numbered = (f"{attribute}{number}" for number in itertools.count())
-        pieces = list(itertools.takewhile(group.attrs.__contains__, numbered))
+        pieces = []
+        for number in itertools.count():
+            piece = f"{attribute}{number}"
+            if piece not in group.attrs:
+                break
+            pieces.append(piece)
 
     names = []
     for piece in pieces:
         for value in group.attrs[piece]:
-            names.append(value.decode() if isinstance(value, bytes) else str(value))
+            name = value.decode() if isinstance(value, bytes) else str(value)
+            names.append(name)
     return names
 
 
 def _dtype(dataset: h5py.Dataset) -> str:
     # The attribute is bfloat16, which HDF5 does not know.
-    return str(dataset.attrs.get("dtype", dataset.dtype.name))
+    hdf5_name = dataset.dtype.name
+    return str(dataset.attrs.get("dtype", hdf5_name))

@@ -17,7 +17,8 @@ _FILE = "saved_model.pb"
 
 def is_in_saved_model(prefix: str) -> bool:
     """Whether a checkpoint is the part of a SavedModel that contains the variables."""
-    return bool(tf.io.gfile.exists(_definition(prefix)))
+    path = _definition(prefix)
+    return bool(tf.io.gfile.exists(path))
 
 
 def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
@@ -31,9 +32,12 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
     Raises:
       TrainerKitError: when this TensorFlow does not register the format.
     """
-    with tf.io.gfile.GFile(_definition(graph.prefix), "rb") as stream:
-        saved_model = parse_message("tensorflow.SavedModel", stream.read())
-    nodes = saved_model.meta_graphs[0].object_graph_def.nodes
+    path = _definition(graph.prefix)
+    with tf.io.gfile.GFile(path, "rb") as stream:
+        serialized = stream.read()
+    saved_model = parse_message("tensorflow.SavedModel", serialized)
+    meta_graph = saved_model.meta_graphs[0]
+    nodes = meta_graph.object_graph_def.nodes
 
     keys: dict[str, str] = {}
     # The two graphs have the same edges, not the same numbers. A pair is a node in both.
@@ -48,13 +52,16 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
 
         edges = graph.children(checkpoint_number)
         for child in node.children:
-            if child.local_name in edges and child.node_id not in visited:
-                visited.add(child.node_id)
-                waiting.append((child.node_id, edges[child.local_name]))
+            name = child.local_name
+            child_number = child.node_id
+            if name in edges and child_number not in visited:
+                visited.add(child_number)
+                waiting.append((child_number, edges[name]))
     return keys
 
 
 def _definition(prefix: str) -> str:
     # The prefix is <folder>/variables/variables.
-    folder = os.path.dirname(os.path.dirname(prefix))
+    variables_folder = os.path.dirname(prefix)
+    folder = os.path.dirname(variables_folder)
     return os.path.join(folder, _FILE)

@@ -62,8 +62,8 @@ class TensorFlowFile(WeightFile):
             self.kind = SAVED_MODEL
             self.keys = read_variable_keys(self.graph)
         else:
-            keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
-            self.keys = {self._name(key): key for key in keys}
+            variable_keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
+            self.keys = {self._name(key): key for key in variable_keys}
 
         shapes_by_name: dict[str, tuple[int, ...]] = {}
         dtypes_by_name: dict[str, str] = {}
@@ -78,7 +78,8 @@ class TensorFlowFile(WeightFile):
         inner = name.removeprefix(MODEL)
         if not self.layer_names or inner == name:
             return name
-        return f"{MODEL}{self.layer_names.get(inner, inner)}"
+        user_name = self.layer_names.get(inner, inner)
+        return f"{MODEL}{user_name}"
 
     @cached_property
     def graph(self) -> CheckpointGraph:
@@ -93,9 +94,11 @@ class TensorFlowFile(WeightFile):
         """
         if not self.has_graph:
             return False
-        model = self.graph.children(ROOT).get("model")
+        sections = self.graph.children(ROOT)
+        model = sections.get("model")
+        names = self.graph.children(model)
         # trainer_kit saves variables by their paths, so its names contain slashes.
-        return any("/" in name for name in self.graph.children(model))
+        return any("/" in name for name in names)
 
     def read_tensor(self, name: str) -> Any:
         """Returns the value of a variable as a NumPy array, or bytes for text.
@@ -127,9 +130,10 @@ class TensorFlowFile(WeightFile):
             for key in keys:
                 has_value = key in values_by_key
                 value = values_by_key[key] if has_value else self._reader.get_tensor(key)
-                tensors.append(tf.constant(value))
+                tensor = tf.constant(value)
+                tensors.append(tensor)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise create_read_error(self.path, error) from error
-        tf.raw_ops.SaveV2(
-            prefix=path, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors
-        )
+
+        slices = [""] * len(keys)
+        tf.raw_ops.SaveV2(prefix=path, tensor_names=keys, shape_and_slices=slices, tensors=tensors)

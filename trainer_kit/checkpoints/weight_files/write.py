@@ -48,7 +48,8 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
             raise UsageError(f"{file.path} and {last.path} cannot be averaged: {difference}")
         file_names, last_names = common_names(file, last)
         # From the name in the last file to the name in this one
-        names_by_file.append({last_names[name]: file_names[name] for name in last_names})
+        names = {last_name: file_names[name] for name, last_name in last_names.items()}
+        names_by_file.append(names)
 
     has_keras_file = is_keras_file(last.path) or is_keras_file(output)
     if has_keras_file and ending(output) != ending(last.path):
@@ -58,13 +59,14 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     for name, dtype in last.dtypes.items():
         if not tf.as_dtype(dtype).is_floating:
             continue
-        values = [
-            file.read_tensor(file_names[name])
-            for file, file_names in zip(files, names_by_file, strict=True)
-        ]
+        values = []
+        for file, file_names in zip(files, names_by_file, strict=True):
+            value = file.read_tensor(file_names[name])
+            values.append(value)
         wide_values = [np.asarray(value, np.float64) for value in values]
         mean = np.mean(wide_values, axis=0)
-        means[name] = mean.astype(values[-1].dtype)
+        last_value = values[-1]
+        means[name] = mean.astype(last_value.dtype)
 
     with create_output_file(output) as path:
         last.write_copy(path, means)
@@ -89,21 +91,26 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
     has_sections = False
     if isinstance(file, TensorFlowFile):
         has_sections = file.has_graph and file.kind != SAVED_MODEL
+
     sections: dict[str, Any] = {}
     for new_name, name in names.items():
         target = new_name
         if not has_sections:
-            target = f"{MODEL}{new_name.removeprefix(MODEL)}"
-        variable = tf.Variable(file.read_tensor(name), trainable=False)
+            model_name = new_name.removeprefix(MODEL)
+            target = f"{MODEL}{model_name}"
+        value = file.read_tensor(name)
+        variable = tf.Variable(value, trainable=False)
 
         section, _, inner = target.partition("/")
         if inner:
-            sections.setdefault(section, {})[inner] = variable
+            entries = sections.setdefault(section, {})
+            entries[inner] = variable
         else:
             sections[section] = variable
 
     with create_output_file(output) as path:
-        tf.train.Checkpoint(**sections).write(path)
+        checkpoint = tf.train.Checkpoint(**sections)
+        checkpoint.write(path)
 
 
 @contextlib.contextmanager
@@ -128,17 +135,21 @@ def create_output_file(output: str) -> Iterator[str]:
             f"--output: {output} exists, and no file is overwritten; give another path"
         )
 
-    folder, name = os.path.split(os.path.abspath(output))
+    absolute_output = os.path.abspath(output)
+    folder, name = os.path.split(absolute_output)
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{name}.", suffix=".tmp", dir=folder
         ) as temporary_folder:
             yield os.path.join(temporary_folder, name)
+
             file_names = os.listdir(temporary_folder)
             file_names.sort(key=lambda file_name: file_name.endswith(".index"))
             for file_name in file_names:
                 temporary_path = os.path.join(temporary_folder, file_name)
-                os.rename(temporary_path, os.path.join(folder, file_name))
+                target_path = os.path.join(folder, file_name)
+                os.rename(temporary_path, target_path)
     except OSError as error:
-        raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise StorageError(f"{output} cannot be written: {reason}") from error

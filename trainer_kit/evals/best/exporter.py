@@ -78,14 +78,18 @@ class BestWeightsExporter:
         # The evaluations whose weights are kept, in the order of steps. All workers have the same
         # list and decide by it about exports, since the chief may be changing the folder meanwhile.
         infos = self._folder.read_infos(metric_name)
-        self._exported_evaluations = self.criterion.fold(
-            ScoredEvaluation(step, info["value"], info) for step, info in infos.items()
-        )
+        evaluations = []
+        for step, info in infos.items():
+            evaluation = ScoredEvaluation(step, info["value"], info)
+            evaluations.append(evaluation)
+        self._exported_evaluations = self.criterion.fold(evaluations)
+
         # The best evaluations, which may have lost their weights
         self._best_so_far = list(self._exported_evaluations)
         # The steps of weights that a warning has named
         self._reported_lost_steps: set[int] = set()
-        self._folder.update_best(self._sort_steps(self._exported_evaluations))
+        steps = self._sort_steps(self._exported_evaluations)
+        self._folder.update_best(steps)
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
@@ -94,13 +98,18 @@ class BestWeightsExporter:
         The dict is flat, with nested names joined by `|`.
         """
         best = self.criterion.best(self._best_so_far)
-        return best.record["metrics"] if best else None
+        if not best:
+            return None
+        metrics: dict[str, Any] = best.record["metrics"]
+        return metrics
 
     @property
     def best(self) -> tuple[str, float, int] | None:
         """(metric, value, step) of the best so far, or None before the first."""
         best = self.criterion.best(self._best_so_far)
-        return (self.metric_name, best.value, best.step) if best else None
+        if not best:
+            return None
+        return self.metric_name, best.value, best.step
 
     def resume(self, step: int | None, evaluations: Iterable[Evaluation]) -> None:
         """Selects the weights to keep by the recorded evaluations.
@@ -127,27 +136,34 @@ class BestWeightsExporter:
                 continue
             unrecorded.pop(evaluated_step, None)
             info = build_info(evaluated_step, metrics, self.metric_name)
-            if math.isfinite(info["value"]):
-                candidates.append(ScoredEvaluation(evaluated_step, info["value"], info))
+            value = info["value"]
+            if math.isfinite(value):
+                candidate = ScoredEvaluation(evaluated_step, value, info)
+                candidates.append(candidate)
         candidates += unrecorded.values()
-        self._best_so_far = self.criterion.fold(
+
+        reached_candidates = [
             candidate for candidate in candidates if step is None or candidate.step <= step
-        )
+        ]
+        self._best_so_far = self.criterion.fold(reached_candidates)
 
         # Weights that are exported already were checked before.
         exported = {candidate.step: candidate for candidate in self._exported_evaluations}
         whole_steps = set()
         for saved_step in self._folder.steps():
-            if saved_step in exported or not describe_damage(self._folder.prefix(saved_step)):
+            prefix = self._folder.prefix(saved_step)
+            if saved_step in exported or not describe_damage(prefix):
                 whole_steps.add(saved_step)
-        best_steps = {candidate.step for candidate in self.criterion.fold(candidates)}
+
+        best_candidates = self.criterion.fold(candidates)
+        best_steps = {candidate.step for candidate in best_candidates}
         reached_steps = {candidate.step for candidate in self._best_so_far}
-        self._warn_of_lost((best_steps & reached_steps) - whole_steps)
+        expected_steps = best_steps & reached_steps
+        self._warn_of_lost(expected_steps - whole_steps)
 
         self._exported_evaluations = []
-        selected = self.criterion.fold(
-            candidate for candidate in candidates if candidate.step in whole_steps
-        )
+        whole_candidates = [candidate for candidate in candidates if candidate.step in whole_steps]
+        selected = self.criterion.fold(whole_candidates)
         for candidate in sorted(selected):
             exported_evaluation = exported.get(candidate.step)
             # If the values differ, the ledger decides.
@@ -155,7 +171,8 @@ class BestWeightsExporter:
                 self._folder.write_info_record(candidate.record)
                 exported_evaluation = candidate
             self._exported_evaluations.append(exported_evaluation)
-        self._folder.rotate(self._sort_steps(self._exported_evaluations))
+        steps = self._sort_steps(self._exported_evaluations)
+        self._folder.rotate(steps)
 
     def rewind(self, step: int, evaluations: Iterable[Evaluation]) -> None:
         """Moves superseded weights of steps after `step` to `archived/`, and resumes from `step`.
@@ -173,13 +190,17 @@ class BestWeightsExporter:
         later_steps = [saved_step for saved_step in self._folder.steps() if saved_step > step]
 
         if self._exported_evaluations:
-            self._folder.update_best(self._sort_steps(self._exported_evaluations))
+            steps = self._sort_steps(self._exported_evaluations)
+            self._folder.update_best(steps)
         elif later_steps:
             self._folder.clear_best()
         if self._folder.is_writer:
             for later_step in later_steps:
-                set_aside(self._folder.prefix(later_step), ARCHIVED)
-        self.resume(step, [record for record in evaluations if record["step"] <= step])
+                prefix = self._folder.prefix(later_step)
+                set_aside(prefix, ARCHIVED)
+
+        reached_records = [record for record in evaluations if record["step"] <= step]
+        self.resume(step, reached_records)
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Checks that evaluations will report the metric as a single number.
@@ -242,7 +263,8 @@ class BestWeightsExporter:
         was_evaluated = candidate.step in evaluated_steps
         self._best_so_far = self.criterion.select_after(self._best_so_far, candidate)
         exported_steps = {evaluation.step for evaluation in self._exported_evaluations}
-        self._warn_of_lost(exported_steps - set(self._folder.steps()))
+        existing_steps = set(self._folder.steps())
+        self._warn_of_lost(exported_steps - existing_steps)
 
         earlier = None
         others = []
@@ -280,11 +302,13 @@ class BestWeightsExporter:
 
         Somebody has moved, damaged or removed them.
         """
-        if self._folder.is_writer and steps - self._reported_lost_steps:
+        unreported_steps = steps - self._reported_lost_steps
+        if self._folder.is_writer and unreported_steps:
+            step_names = ", ".join(map(str, sorted(steps)))
             _LOG.warning(
                 "%s has lost the weights of step %s: they are missing or damaged. "
                 "The next evaluation that is better than the existing weights is exported",
                 self.export_dir,
-                ", ".join(map(str, sorted(steps))),
+                step_names,
             )
         self._reported_lost_steps |= steps

@@ -49,8 +49,10 @@ def weights_by_path(model: Model) -> dict[str, tf.Variable]:
     second and later variables of a path get `#1`, `#2`. Runs eagerly.
     """
     weights = getattr(model, "weights", None) or model.variables
-    paths = make_distinct(map(variable_path, weights))
-    return dict(zip(paths, map(native_variable, weights), strict=True))
+    paths = [variable_path(weight) for weight in weights]
+    distinct_paths = make_distinct(paths)
+    variables = [native_variable(weight) for weight in weights]
+    return dict(zip(distinct_paths, variables, strict=True))
 
 
 def names_in_file(
@@ -118,7 +120,8 @@ def names_in_file(
 
         structural = {}
         for path, variable in chosen.items():
-            key = keys.get(id(variable), "")
+            identity = id(variable)
+            key = keys.get(identity, "")
             name = name_by_key.get(key)
             if name is not None:
                 structural[path] = name
@@ -126,7 +129,9 @@ def names_in_file(
 
     by_rank = []
     for path, name in names.items():
-        if ranked.get(path) == name and exact.get(path) != name:
+        is_ranked = ranked.get(path) == name
+        is_exact = exact.get(path) == name
+        if is_ranked and not is_exact:
             by_rank.append(path)
     chosen_names = {path: name for path, name in names.items() if path in chosen}
     return chosen_names, by_rank
@@ -173,10 +178,14 @@ def _namings(model: Model, file: WeightFile) -> list[dict[str, str]]:
     if file.has_user_numbers and own is not None:
         named = {}
         for name, variable in model_variables(model).items():
-            named[own.get(name, name)] = id(variable)
-        naming = {
-            name: path_by_id[identity] for name, identity in named.items() if identity in path_by_id
-        }
+            user_name = own.get(name, name)
+            named[user_name] = id(variable)
+
+        # Weights are only a part of the variables.
+        naming = {}
+        for name, identity in named.items():
+            if identity in path_by_id:
+                naming[name] = path_by_id[identity]
         return [naming]
 
     namings = [{path: path for path in weights}]
@@ -204,7 +213,8 @@ def _equal_names(
     """
     chosen_namings = []
     for naming in ours:
-        chosen_namings.append({name: path for name, path in naming.items() if path in chosen})
+        chosen_naming = {name: path for name, path in naming.items() if path in chosen}
+        chosen_namings.append(chosen_naming)
 
     our_forms: list[Mapping[str, str]] = []
     for naming in (*ours, *chosen_namings):
@@ -238,7 +248,8 @@ def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         inner[rest] = value
 
     # Where the first parts differ, or nothing follows them, they are layers.
-    if len(first_parts) == 1 and any("/" in name for name in inner):
+    has_inner_parts = any("/" in name for name in inner)
+    if len(first_parts) == 1 and has_inner_parts:
         yield inner
 
 
@@ -254,18 +265,21 @@ def _list_numbered_variables(model: keras.Layer) -> Iterator[tuple[str, tf.Varia
         outer, layer = pending.pop(0)
         children = get_child_layers(layer)
         unvisited = [child for child in children if id(child) not in visited]
-        visited |= {id(child) for child in unvisited}
+        unvisited_ids = {id(child) for child in unvisited}
+        visited |= unvisited_ids
 
         # A layer numbers only those variables that are not of a layer below it.
         below: set[int] = set()
         for child in children:
-            below |= {id(variable) for variable in child.weights}
+            child_ids = {id(variable) for variable in child.weights}
+            below |= child_ids
         own = [variable for variable in layer.weights if id(variable) not in below]
         for number, variable in enumerate(own):
             yield f"{outer}{number}", native_variable(variable)
 
         for child in unvisited:
-            pending.append((f"{outer}{child.name}/", child))
+            child_prefix = f"{outer}{child.name}/"
+            pending.append((child_prefix, child))
 
 
 def get_child_layers(layer: keras.Layer) -> list[keras.Layer]:
@@ -330,9 +344,13 @@ def find_best_match(
             raise UsageError(f"part: {graph.prefix} has no {part!r}; {suggestion}")
         nodes = {part: nodes[part]}
 
-    # Among equal matches, the one of the attribute "model" counts.
+    def rate(match: Match) -> tuple[int, bool]:
+        # Among equal matches, the one of the attribute "model" counts.
+        is_model = match.part == "model"
+        return -len(match.misfits), is_model
+
     matches = list(_list_matches(model, graph, nodes))
-    best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
+    best = max(matches, key=rate)
 
     # A node fits if all weights have a value of their shape in one of its matches.
     fitting_parts: dict[int, str] = {}
@@ -350,16 +368,20 @@ def find_best_match(
 
     # By default, averages are used where the run has them, and only for its model.
     root = graph.children(ROOT)
-    more_averages = graph.children(root.get("more_averages"))
+    more_node = root.get("more_averages")
+    more_averages = graph.children(more_node)
     averages = {AVERAGE: root.get(AVERAGE), **more_averages}
-    if averaged is True and (averages[AVERAGE] is None or best.part != "model"):
+    has_average = averages[AVERAGE] is not None
+    is_run_model = best.part == "model"
+    if averaged is True and not (has_average and is_run_model):
         return best
 
     name = AVERAGE if averaged is True else averaged
     if averages.get(name) is None:
         suggestion = suggest_names(name, [WEIGHTS, *averages])
         raise UsageError(f"averaged: {graph.prefix} has no average {name!r}; {suggestion}")
-    return _with_averages(model, graph, best, graph.children(averages[name]))
+    average_nodes = graph.children(averages[name])
+    return _with_averages(model, graph, best, average_nodes)
 
 
 def inner_models(model: Model) -> list[keras.Model]:
@@ -388,7 +410,8 @@ def keys_by_structure(
         for variable, key in match.pairs:
             has_shape = graph.shapes[key] == tuple(variable.shape)
             num_fitting += has_shape and id(variable) in variable_ids
-        return num_fitting, -len(match.misfits), match.part == "model"
+        is_model = match.part == "model"
+        return num_fitting, -len(match.misfits), is_model
 
     nodes = graph.nodes(_DEPTH)
     matches: list[Match] = []
@@ -435,8 +458,10 @@ def _match_node(
             visited[id(item), current] = item
             edges = graph.children(current)
             for name, child in children_of(item).items():
-                below = edges.get(name, edges.get(name.lstrip("_")))
-                pending.append((f"{path}/{name}".lstrip("/"), below, child))
+                child_path = f"{path}/{name}".lstrip("/")
+                public_node = edges.get(name.lstrip("_"))
+                child_node = edges.get(name, public_node)
+                pending.append((child_path, child_node, child))
 
     # The weights that have no value, or one of another shape.
     model_weights = getattr(model, "weights", None) or model.variables
@@ -456,7 +481,8 @@ def _match_node(
     for identity, (_, variable, key) in entries.items():
         if not key:
             continue
-        if identity in weights or graph.shapes[key] == tuple(variable.shape):
+        has_shape = graph.shapes[key] == tuple(variable.shape)
+        if identity in weights or has_shape:
             pairs.append((variable, key))
     return Match(part, node, pairs, misfits)
 
@@ -477,9 +503,17 @@ def _views(model: Model, graph: CheckpointGraph) -> list[Children]:
 
     # The variables get the names of the checkpoint, where the user's numbers are the same.
     model_node = graph.children(ROOT).get("model")
-    saved = {recorded.get(name, name): name for name in graph.children(model_node)}
-    by_number = {own.get(name, name): variable for name, variable in named.items()}
-    same = {saved[name]: variable for name, variable in by_number.items() if name in saved}
+    saved = {}
+    for name in graph.children(model_node):
+        user_name = recorded.get(name, name)
+        saved[user_name] = name
+
+    same = {}
+    for name, variable in named.items():
+        user_name = own.get(name, name)
+        if user_name in saved:
+            saved_name = saved[user_name]
+            same[saved_name] = variable
     return [lambda item: same if item is model else {}]
 
 
@@ -513,7 +547,8 @@ def _with_averages(
     for trainable_only in (True, False):
         options = EMAConfig(trainable_weights_only=trainable_only)
         variables = select_averaged_variables(model, options)
-        variable_by_path = dict(zip(average_keys(variables), variables, strict=True))
+        average_paths = average_keys(variables)
+        variable_by_path = dict(zip(average_paths, variables, strict=True))
         if not nodes.keys() <= variable_by_path.keys():
             continue
 

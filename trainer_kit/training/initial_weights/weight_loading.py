@@ -61,7 +61,8 @@ def load_initial_weights(model: Model, sources: str | Sequence[InitCheckpointCon
     files: dict[str, WeightFile] = {}
     for option, section in sections.items():
         try:
-            files[option] = open_weights(resolve_weights_path(section.path))
+            path = resolve_weights_path(section.path)
+            files[option] = open_weights(path)
         except UsageError as error:
             raise UsageError(f"{option}: {error}") from error
 
@@ -78,12 +79,16 @@ def load_initial_weights(model: Model, sources: str | Sequence[InitCheckpointCon
             # Of another shape, only the part that both shapes have is assigned.
             if value.shape != tuple(variable.shape):
                 merged = variable.numpy()
-                sizes = zip(merged.shape, value.shape, strict=True)
-                shared = tuple(slice(min(pair)) for pair in sizes)
+                slices = []
+                for sizes in zip(merged.shape, value.shape, strict=True):
+                    shared_size = min(sizes)
+                    slices.append(slice(shared_size))
+                shared = tuple(slices)
                 merged[shared] = value[shared]
                 value = merged
 
-            variable.assign(tf.cast(value, variable.dtype))
+            converted_value = tf.cast(value, variable.dtype)
+            variable.assign(converted_value)
         _LOG.info("%s", report)
     return [report for _, report in plans.values()]
 
@@ -100,11 +105,13 @@ def _plan(
     Returns:
       The names in the file of the variables to load, by path, and a report about all variables.
     """
-    check_patterns(f"{option}.variables", config.variables, list(weights))
-    check_patterns(f"{option}.exclude", config.exclude, list(weights))
+    weight_paths = list(weights)
+    check_patterns(f"{option}.variables", config.variables, weight_paths)
+    check_patterns(f"{option}.exclude", config.exclude, weight_paths)
     new_names = None
     if config.rename:
-        new_names = apply_renames(file, config.rename.items(), f"{option}.rename")
+        replacements = config.rename.items()
+        new_names = apply_renames(file, replacements, f"{option}.rename")
 
     # Without patterns, all variables are included.
     chosen = {}
@@ -112,7 +119,8 @@ def _plan(
         is_included = any(re.search(pattern, path) for pattern in config.variables)
         if config.variables and not is_included:
             continue
-        if any(re.search(pattern, path) for pattern in config.exclude):
+        is_excluded = any(re.search(pattern, path) for pattern in config.exclude)
+        if is_excluded:
             continue
         chosen[path] = variable
 
@@ -148,14 +156,18 @@ def _plan(
             f"nothing was loaded\n{table}"
         )
 
-    by_order = [f"{path} = {name}" for path, name in taken.items() if path in by_rank]
+    by_order = []
+    for path, name in taken.items():
+        if path in by_rank:
+            by_order.append(f"{path} = {name}")
     unchosen_paths = [path for path in weights if path not in chosen]
 
     # Of a checkpoint, only the section of the model counts as not used.
     saved_names = [name for name in file.shapes if name.startswith(MODEL)]
     if not saved_names:
         saved_names = list(file.shapes)
-    unused_names = sorted(set(saved_names) - set(names.values()))
+    used_names = set(names.values())
+    unused_names = sorted(set(saved_names) - used_names)
 
     notes = {
         "by the order of layers, since their numbers differ": by_order,
@@ -172,6 +184,7 @@ def _plan(
         if not paths:
             continue
         first_paths = ", ".join(paths[:_LISTED])
-        more = f", ... ({len(paths)} in all)" if len(paths) > _LISTED else ""
+        count = len(paths)
+        more = f", ... ({count} in all)" if count > _LISTED else ""
         report += f"\n  {label}: {first_paths}{more}"
     return taken, report

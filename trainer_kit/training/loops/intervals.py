@@ -33,7 +33,10 @@ def loop_length(step: int, target: int | None, steps_per_loop: StepsPerLoop) -> 
     num_steps = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
     if num_steps < 1:
         raise ValueError(f"steps_per_loop returned {num_steps} at step {step}; return at least 1")
-    return num_steps if target is None else min(num_steps, target - step)
+    if target is None:
+        return num_steps
+    remaining_steps = target - step
+    return min(num_steps, remaining_steps)
 
 
 def next_stop(step: int, target: int | None, *intervals: Interval | None) -> int | None:
@@ -80,9 +83,11 @@ class Epochs:
         Both count from 1. Step 0 gives (1, 0).
         """
         # A step that ends an epoch still belongs to it.
-        completed = self.count_completed(max(0, step - 1))
+        previous = max(0, step - 1)
+        completed = self.count_completed(previous)
         begin = self.get_end_step(completed)
-        return completed + 1, step - begin
+        epoch = completed + 1
+        return epoch, step - begin
 
 
 class InterruptedLoop:
@@ -109,7 +114,8 @@ class InterruptedLoop:
           ValueError: when `steps_per_loop` is a function that returns a number below 1.
         """
         if self.steps is None:
-            return step, step + loop_length(step, target, steps_per_loop)
+            num_steps = loop_length(step, target, steps_per_loop)
+            return step, step + num_steps
 
         # The target may have changed since the stop.
         begin, end = self.steps

@@ -45,7 +45,10 @@ class MultiTaskModel(keras.Model):
     @property
     def sub_tasks(self) -> dict[str, keras.Model]:
         """The model of each task, by the task's name."""
-        return {name: getattr(self, f"{_ATTRIBUTE}{name}") for name in self._names}
+        models = {}
+        for name in self._names:
+            models[name] = getattr(self, f"{_ATTRIBUTE}{name}")
+        return models
 
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
         """Returns {task: outputs} for features that all tasks take.
@@ -56,7 +59,10 @@ class MultiTaskModel(keras.Model):
           inputs: The features.
           training: Whether the models are called for training.
         """
-        return {name: model(inputs, training=training) for name, model in self.sub_tasks.items()}
+        outputs = {}
+        for name, model in self.sub_tasks.items():
+            outputs[name] = model(inputs, training=training)
+        return outputs
 
 
 def model_of_task(model: Model, name: str) -> Any:
@@ -106,7 +112,8 @@ class MultiTask(Task):
     ) -> None:
         super().__init__(params, logging_dir, name)
         self.tasks: dict[str, Any] = {}
-        has_joint_step = self.is_joint and type(self).train_step is MultiTask.train_step
+        has_default_step = type(self).train_step is MultiTask.train_step
+        has_joint_step = self.is_joint and has_default_step
 
         for task_name, routine in sorted(params.task_routines.items()):
             section = routine.task_config
@@ -115,7 +122,8 @@ class MultiTask(Task):
             task.name = task_name
             self.tasks[task_name] = task
 
-            has_own_step = getattr(type(task), "train_step", None) is not Task.train_step
+            task_step = getattr(type(task), "train_step", None)
+            has_own_step = task_step is not Task.train_step
             if has_joint_step and has_own_step:
                 raise UsageError(
                     f"task.training=joint does not call the train_step of the task {task_name!r} "
@@ -177,16 +185,22 @@ class MultiTask(Task):
         sampler = None
         if not self.is_joint:
             config = self.task_config
-            weights = [config.task_routines[name].task_weight for name in self.tasks]
+            routines = config.task_routines
+            weights = [routines[name].task_weight for name in self.tasks]
             sampler = TaskSampler(config.task_sampler, weights, config.sampling_seed)
         return combine_task_data(data, sampler, input_context)
 
     def _states(self) -> dict[str, Any]:
-        return {name: task.state() for name, task in self.tasks.items() if has_state_methods(task)}
+        states = {}
+        for name, task in self.tasks.items():
+            if has_state_methods(task):
+                states[name] = task.state()
+        return states
 
     def _restore(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
-            self.tasks[name].restore(state)
+            task = self.tasks[name]
+            task.restore(state)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -212,10 +226,12 @@ class MultiTask(Task):
 
         with tf.GradientTape() as tape:
             for name, task in self.tasks.items():
+                task_model = models[name]
                 features, labels = batches[name]
-                predictions = apply_autograph(models[name])(features, training=True)
+                converted_model = apply_autograph(task_model)
+                predictions = converted_model(features, training=True)
                 outputs[name] = full_precision(predictions)
-                losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
+                losses[name] = task.batch_loss(task_model, features, labels, outputs[name])
 
             routines = self.task_config.task_routines
             weighted_losses = []
@@ -225,12 +241,14 @@ class MultiTask(Task):
             total = tf.add_n(weighted_losses)
 
             # The gradients of all replicas are added.
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            strategy = tf.distribute.get_strategy()
+            replicas = strategy.num_replicas_in_sync
             share = scale_loss(optimizer, total / replicas)
 
         variables = model.trainable_variables
         gradients = tape.gradient(share, variables)
-        apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
+        pairs = list(zip(gradients, variables, strict=True))
+        apply_gradients(optimizer, pairs)
 
         for name, task in self.tasks.items():
             features, labels = batches[name]
@@ -239,5 +257,6 @@ class MultiTask(Task):
 
         logs: dict[str, Any] = {self.loss: total}
         for name, loss in losses.items():
-            logs[name] = {self.tasks[name].loss: loss}
+            task = self.tasks[name]
+            logs[name] = {task.loss: loss}
         return logs

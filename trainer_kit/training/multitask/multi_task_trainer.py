@@ -59,9 +59,9 @@ class MultiTaskMetrics(MetricSet):
         self.sets = dict(sets)
 
         counted = self.sets if count_steps else {}
-        self._step_counts = {
-            name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted
-        }
+        self._step_counts = {}
+        for name in counted:
+            self._step_counts[name] = tf.Variable(0, trainable=False, dtype=tf.int64)
         for metrics in counted.values():
             metrics.reserve(_STEPS, "task.training=interleaving")
 
@@ -135,7 +135,8 @@ class MultiTaskMetrics(MetricSet):
         # A float64 is transferred with the other scalars. An int64 has a separate transfer.
         for name, count in self._step_counts.items():
             results[name][_STEPS] = tf.cast(count, tf.float64)
-        return results | super().results()
+        common_results = super().results()
+        return results | common_results
 
     def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the results of a loop without those of tasks that no step trained.
@@ -147,8 +148,9 @@ class MultiTaskMetrics(MetricSet):
 
         # The number of steps is whole, although the graph has returned a float.
         for name in self._step_counts.keys() & reported.keys():
-            steps = int(reported[name][_STEPS])
-            reported[name] = {**reported[name], _STEPS: steps}
+            task_results = reported[name]
+            steps = int(task_results[_STEPS])
+            reported[name] = {**task_results, _STEPS: steps}
         return reported
 
     def variables(self) -> list[Any]:
@@ -166,7 +168,8 @@ class MultiTaskInputs(TaskInputs):
         self, name: str, params: Any, task: Any, ready_made_dataset: Dataset | None = None
     ) -> ValidationData:
         """Returns the ValidationData of the validation data of one task. See TaskInputs."""
-        return super().create_validation_data(name, params, task.tasks[name], ready_made_dataset)
+        member = task.tasks[name]
+        return super().create_validation_data(name, params, member, ready_made_dataset)
 
     def validation_section(self, name: str) -> str:
         """Returns the dotted path of a task's validation data below the section `task`."""
@@ -208,7 +211,8 @@ class MultiTaskTrainer(Trainer):
 
         for name, member in task.tasks.items():
             check_methods(member, train, evaluate)
-            build_model(member.task_config, member, model_of_task(model, name), train)
+            member_model = model_of_task(model, name)
+            build_model(member.task_config, member, member_model, train)
         super().__init__(config, task, model, optimizer, train, evaluate, *datasets, **options)
 
         for name, member in task.tasks.items():
@@ -246,14 +250,18 @@ class MultiTaskTrainer(Trainer):
             super().train_step(iterator)
             return
 
-        number, batches = apply_autograph(self.next_train_inputs)(iterator)
-        turn = self.strategy.experimental_local_results(number)[0]
+        next_train_inputs = apply_autograph(self.next_train_inputs)
+        number, batches = next_train_inputs(iterator)
+        local_numbers = self.strategy.experimental_local_results(number)
+        turn = local_numbers[0]
+
         random = stateless_random_operations(self.state.random_generator)
         tensors = local_tensors((number, batches), self.strategy)
         with control_dependencies_for_writes(tensors), random:
             steps = []
             for name in self.task.tasks:
-                steps.append(functools.partial(self._task_step, name, batches[name]))
+                step = functools.partial(self._task_step, name, batches[name])
+                steps.append(step)
             task_number = tf.cast(turn, tf.int32)
             done = tf.switch_case(task_number, steps)
 
@@ -269,19 +277,23 @@ class MultiTaskTrainer(Trainer):
         Returns a tensor that is ready afterwards.
         """
         task = self.task.tasks[name]
-        options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
+        task_metrics = self.train_metrics[name]
+        options = {"optimizer": self.optimizer, "metrics": task_metrics}
+        metric_set = self._train_metric_set.sets[name]
 
         @tf.autograph.experimental.do_not_convert
         def train_on_replica(batch: Any) -> None:
             # A tf.function would copy the mappings in the options, so they are no arguments.
             def step(batch: Any) -> Any:
                 model = model_of_task(self.model, name)
-                logs = apply_autograph(task.train_step)(batch, model=model, **options)
-                return self._train_metric_set.sets[name].extract_metrics(task, logs)
+                train_step = apply_autograph(task.train_step)
+                logs = train_step(batch, model=model, **options)
+                return metric_set.extract_metrics(task, logs)
 
             if self.config.runtime.enable_xla:
                 step = tf.function(step, jit_compile=True, autograph=False)
-            self._train_metric_set.update_with_task(name, task, step(batch), batch)
+            logs = step(batch)
+            self._train_metric_set.update_with_task(name, task, logs, batch)
 
         self.strategy.run(train_on_replica, args=(batch,), options=self._run_options)
         self._train_metric_set.count_step(name)
