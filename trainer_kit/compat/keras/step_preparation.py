@@ -58,9 +58,11 @@ def prepare_step(
             return spec
         # The replicas of an uneven batch have batches of different sizes.
         size = spec.shape[0]
-        is_known = size and size % replicas == 0
-        replica_size = size // replicas if is_known else None
-        return tf.TensorSpec([replica_size, *spec.shape[1:]], spec.dtype)
+        replica_size = None
+        if size and size % replicas == 0:
+            replica_size = size // replicas
+        example_shape = spec.shape[1:]
+        return tf.TensorSpec([replica_size, *example_shape], spec.dtype)
 
     # A Source may have no spec.
     if not hasattr(data, "element_spec"):
@@ -69,8 +71,10 @@ def prepare_step(
     batch_spec = tf.nest.map_structure(spec_of_replica, global_spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
-    if replicas == 1 and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):
-        trains = step.__name__ == "train_step"
+    step_name = step.__name__
+    is_keras_3_model = isinstance(model, keras.Model)
+    if replicas == 1 and is_keras_3_model and not is_overridden(model, step_name):
+        trains = step_name == "train_step"
 
         @tf.autograph.experimental.do_not_convert
         def losses_and_metrics(inputs: Any) -> None:
@@ -88,10 +92,12 @@ def prepare_step(
 
     @tf.autograph.experimental.do_not_convert
     def record_logs(inputs: Any) -> None:
-        returned = apply_keras_autograph(step, model)(inputs)
+        call = apply_keras_autograph(step, model)
+        returned = call(inputs)
         if not isinstance(returned, Mapping):
+            kind = type(returned).__name__
             raise UsageError(
-                f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict"
+                f"{step.__qualname__} returned a {kind}; it has to return a dict"
                 ' of logs by name: return {"loss": loss}'
             )
         logs.update(returned)
@@ -99,7 +105,8 @@ def prepare_step(
     function = trace_concrete_function(
         lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch_spec
     )
-    has_metric_names = logs.keys() == model.get_metrics_result().keys()
+    metric_results = model.get_metrics_result()
+    has_metric_names = logs.keys() == metric_results.keys()
     if has_metric_names and _updates_all(model.metrics, function.graph):
         return {}
 
