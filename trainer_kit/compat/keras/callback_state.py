@@ -258,10 +258,8 @@ def load_history(model_dir: str, history: History) -> None:
 def is_keras_callback(callback: KerasCallback, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
     # Not isinstance: the classes of two libraries have this name, and tf_keras may be missing.
-    for cls in type(callback).__mro__:
-        if cls.__name__ == class_name and is_defined_in_keras(cls):
-            return True
-    return False
+    classes = type(callback).__mro__
+    return any(cls.__name__ == class_name and is_defined_in_keras(cls) for cls in classes)
 
 
 def is_defined_in_keras(cls: type) -> bool:
