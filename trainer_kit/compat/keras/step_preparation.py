@@ -71,10 +71,8 @@ def prepare_step(
     batch_spec = tf.nest.map_structure(spec_of_replica, global_spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
-    step_name = step.__name__
-    is_keras_3_model = isinstance(model, keras.Model)
-    if replicas == 1 and is_keras_3_model and not is_overridden(model, step_name):
-        trains = step_name == "train_step"
+    if replicas == 1 and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):
+        trains = step.__name__ == "train_step"
 
         @tf.autograph.experimental.do_not_convert
         def losses_and_metrics(inputs: Any) -> None:
