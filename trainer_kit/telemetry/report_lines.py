@@ -17,7 +17,7 @@ def format_report_lines(report: Report) -> list[str]:
     if not report.seconds_of_sets:
         return [format_single_report(report)]
     set_reports = [_select_set(report, name) for name in report.seconds_of_sets]
-    return [format_single_report(part) for part in set_reports]
+    return [format_single_report(set_report) for set_report in set_reports]
 
 
 def format_single_report(report: Report) -> str:
@@ -27,19 +27,18 @@ def format_single_report(report: Report) -> str:
     training_loss 0.123", or "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98
     at step 200".
     """
-    is_evaluation = report.kind != "train"
+    is_training = report.kind == "train"
     parts = [report.kind]
     parts.append(f"step {format_progress(report)}")
     parts += format_rates(report)
     parts += format_time_left(report)
-    if is_evaluation and report.seconds > 0:
+    if not is_training and report.seconds > 0:
         seconds = format_number(report.seconds)
         parts.append(f"{seconds} s")
     parts += format_metrics(report)
-    if is_evaluation and report.best is not None:
+    if not is_training and report.best is not None:
         parts.append(format_best(report.best))
 
-    # Names of metrics may contain line breaks.
     line = " | ".join(parts)
     return replace_unprintable(line)
 
