@@ -215,8 +215,7 @@ def _build_field(
             changed_values = value.as_dict()
             value = {**default_values, **changed_values}
         if field.metadata:
-            annotation = Annotated[(field.annotation, *field.metadata)]
-            return annotation, value
+            return Annotated[(field.annotation, *field.metadata)], value
         return field.annotation, value
 
     if base is OneOfConfig and name == "type":
