@@ -30,7 +30,8 @@ def import_object(
         raise UsageError(f"{field}: {name!r} names no {kind}; write it as module:name")
 
     try:
-        imported = getattr(importlib.import_module(module), attribute, None)
+        imported_module = importlib.import_module(module)
+        imported = getattr(imported_module, attribute, None)
     except ModuleNotFoundError as error:
         # The module exists, and imports one that does not.
         if not f"{module}.".startswith(f"{error.name}."):
@@ -42,8 +43,6 @@ def import_object(
     if not is_expected_kind(imported):
         contents = vars(sys.modules[module])
         names = [other for other, value in contents.items() if is_expected_kind(value)]
-        raise UsageError(
-            f"{field}: {module} has no {kind} called {attribute!r};"
-            f" {suggest_names(attribute, names)}"
-        )
+        advice = suggest_names(attribute, names)
+        raise UsageError(f"{field}: {module} has no {kind} called {attribute!r}; {advice}")
     return imported
