@@ -37,10 +37,11 @@ class Registry(Generic[Entry]):
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:
+                owner = _format_qualified_name(self._entries[name])
+                newcomer = _format_qualified_name(entry)
                 raise UsageError(
-                    f"the {self.kind} {name!r} is registered already, by"
-                    f" {_format_qualified_name(self._entries[name])};"
-                    f" {_format_qualified_name(entry)} needs another name"
+                    f"the {self.kind} {name!r} is registered already, by {owner};"
+                    f" {newcomer} needs another name"
                 )
             self._entries[name] = entry
             return entry
@@ -54,9 +55,8 @@ class Registry(Generic[Entry]):
           UsageError: When there is none. The message contains the nearest names.
         """
         if name not in self._entries:
-            raise UsageError(
-                f"no {self.kind} is called {name!r}; {suggest_names(name, self.names())}"
-            )
+            advice = suggest_names(name, self.names())
+            raise UsageError(f"no {self.kind} is called {name!r}; {advice}")
         return self._entries[name]
 
     def names(self) -> list[str]:
