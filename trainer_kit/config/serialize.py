@@ -51,15 +51,16 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     for section in ("trainer", "runtime"):
         fields = parsed.values.get(section)
         if isinstance(fields, dict):
-            parsed.values[section] = {
-                name: value
-                for name, value in fields.items()
-                if f"{name}={value}" not in REMOVED_VALUES
-            }
+            remaining = {}
+            for name, value in fields.items():
+                if f"{name}={value}" not in REMOVED_VALUES:
+                    remaining[name] = value
+            parsed.values[section] = remaining
 
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     layer = ConfigLayer(parsed.values, origins, replaces_named_sections=True)
-    return apply_layers(default_config, [layer]).config
+    resolved = apply_layers(default_config, [layer])
+    return resolved.config
 
 
 def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:
@@ -68,4 +69,5 @@ def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None
     Raises:
       StorageError: When it cannot be written.
     """
-    files.write_text(path, to_yaml(config), "params")
+    text = to_yaml(config)
+    files.write_text(path, text, "params")
