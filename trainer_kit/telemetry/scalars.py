@@ -34,7 +34,9 @@ def as_scalar(value: Any) -> float | None:
     array = value.numpy() if hasattr(value, "numpy") else value
     dtype = getattr(array, "dtype", None)
     kind = getattr(dtype, "kind", "")
-    return _to_float(array) if kind in _NUMBER_KINDS else None
+    if kind not in _NUMBER_KINDS:
+        return None
+    return _to_float(array)
 
 
 def flatten_scalars(values: Mapping[str, object], separator: str = "/") -> dict[str, float]:
