@@ -79,10 +79,11 @@ class SamplePictures(Callback):
 
         task = type(run.task).__name__
         if not hasattr(run.task, "picture"):
-            if samples.ndim != 4 or samples.shape[-1] not in (1, 3):
+            samples_shape = samples.shape
+            if len(samples_shape) != 4 or samples_shape[-1] not in (1, 3):
                 raise UsageError(
                     "the callback sample_pictures: it draws images, and the generated examples"
-                    f" have the shape {samples.shape[1:]}; define picture(samples) in {task}"
+                    f" have the shape {samples_shape[1:]}; define picture(samples) in {task}"
                 )
             return image_grid(samples)
 
