@@ -116,7 +116,9 @@ def suggest_correction(annotation: object, value: object, metadata: Sequence[obj
 
     # A number in quotes is text.
     if _NUMBER.fullmatch(value):
-        takes_number = float in parts or (int in parts and float(value).is_integer())
+        takes_number = float in parts
+        if not takes_number and int in parts:
+            takes_number = float(value).is_integer()
         if takes_number:
             return f"write {value} without quotes"
 
@@ -187,7 +189,10 @@ def _describe_bounds(metadata: Sequence[object]) -> str:
     if "ge" in limits and limits.get("le") == limits["ge"]:
         return f" that is {limits['ge']}"
 
-    bounds = [f"{word} {limits[key]}" for key, word in _BOUNDS if key in limits]
+    bounds = []
+    for key, word in _BOUNDS:
+        if key in limits:
+            bounds.append(f"{word} {limits[key]}")
     if not bounds:
         return ""
     text = " and ".join(bounds)
