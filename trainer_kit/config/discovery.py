@@ -178,7 +178,8 @@ def _explain_import_errors(option: str, module: str) -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        location = f"{error.filename}:{error.lineno}"
+        reason = f"{location}: {type(error).__name__}: {error.msg}"
         raise UsageError(f"{option}: {module} cannot be imported: {reason}") from error
     except ImportError as error:
         reason = f"{_format_error_location(error)}: {error}; correct or install it"
