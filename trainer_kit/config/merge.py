@@ -450,7 +450,9 @@ class _Merger:
                 if _get_value_class(branch) and name != chosen:
                     values[name] = None
 
-        values = {name: self.build(item, join_keys(path, name)) for name, item in values.items()}
+        for name, item in values.items():
+            item_path = join_keys(path, name)
+            values[name] = self.build(item, item_path)
         try:
             return draft.config_class(**values)
         except FieldError as error:
