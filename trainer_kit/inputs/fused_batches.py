@@ -167,8 +167,10 @@ def _pad_stack(batches: Any, spec: NestedSpec, size: int) -> tuple[tf.Tensor, An
         added_inside = tf.zeros([part.shape.rank, 2], tf.int32)
         paddings = tf.concat([added_batches, added_inside], axis=0)
 
-        padded = tf.cond(count < size, lambda: tf.pad(stack, paddings), lambda: stack)
-        return tf.ensure_shape(padded, [size, *part.shape])
+        is_short = count < size
+        padded = tf.cond(is_short, lambda: tf.pad(stack, paddings), lambda: stack)
+        static_shape = [size, *part.shape]
+        return tf.ensure_shape(padded, static_shape)
 
     return count, tf.nest.map_structure(fill, batches, spec)
 
