@@ -216,7 +216,9 @@ class Order:
             return indices, example_seeds(key, indices)
 
         first_batch = min(position, batches)
-        elements = tf.data.Dataset.range(first_batch * local_replicas, batches * local_replicas)
+        first_element = first_batch * local_replicas
+        end_element = batches * local_replicas
+        elements = tf.data.Dataset.range(first_element, end_element)
         return elements.map(part)
 
 
