@@ -122,7 +122,10 @@ class MultiTaskSource:
             counts = self._sampler.count_steps_per_task(position)
         datasets = {}
         for (name, part), count in zip(self._parts.items(), counts, strict=True):
-            datasets[name] = part.at(count, input_context) if isinstance(part, Source) else part
+            dataset = part
+            if isinstance(part, Source):
+                dataset = part.at(count, input_context)
+            datasets[name] = dataset
         return datasets
 
 
