@@ -287,7 +287,8 @@ def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
 
     # The record follows the others of its step.
     end = place
-    while end < len(history) and history[end]["step"] == record["step"]:
+    step = record["step"]
+    while end < len(history) and history[end]["step"] == step:
         end += 1
     history.insert(end, record)
 
@@ -407,7 +408,8 @@ def _map_file(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
         try:
             if os.path.isfile(path) and os.path.getsize(path) > 0:
                 stream = stack.enter_context(open(path, "rb"))
-                data = stack.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+                mapped_file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                data = stack.enter_context(mapped_file)
         except OSError as error:
             name = os.fspath(path)
             reason = error.strerror or error
