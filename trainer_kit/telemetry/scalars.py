@@ -95,7 +95,8 @@ def get_training_loss(logs: Mapping[str, Any]) -> float:
         return float(logs[LOSS])
 
     scalars = flatten_scalars(logs)
-    losses = [loss for name, loss in scalars.items() if name.endswith(f"/{LOSS}")]
+    suffix = f"/{LOSS}"
+    losses = [loss for name, loss in scalars.items() if name.endswith(suffix)]
     for loss in losses:
         if not math.isfinite(loss):
             return loss
