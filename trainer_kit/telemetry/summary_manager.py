@@ -139,7 +139,8 @@ class SummaryManager:
         for relative_path in relative_paths:
             # The event makes readers forget the events of its step and of later steps.
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1)
+            next_step = int(step) + 1
+            event = tf.compat.v1.Event(wall_time=time.time(), step=next_step)
             event.session_log.CopyFrom(start)
             self._append(relative_path, event, times=2)
 
