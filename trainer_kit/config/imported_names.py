@@ -30,8 +30,7 @@ def import_object(
         raise UsageError(f"{field}: {name!r} names no {kind}; write it as module:name")
 
     try:
-        imported_module = importlib.import_module(module)
-        imported = getattr(imported_module, attribute, None)
+        imported = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         # The module exists, and imports one that does not.
         if not f"{module}.".startswith(f"{error.name}."):
@@ -43,6 +42,8 @@ def import_object(
     if not is_expected_kind(imported):
         contents = vars(sys.modules[module])
         names = [other for other, value in contents.items() if is_expected_kind(value)]
-        advice = suggest_names(attribute, names)
-        raise UsageError(f"{field}: {module} has no {kind} called {attribute!r}; {advice}")
+        raise UsageError(
+            f"{field}: {module} has no {kind} called {attribute!r};"
+            f" {suggest_names(attribute, names)}"
+        )
     return imported

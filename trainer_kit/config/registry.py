@@ -37,11 +37,10 @@ class Registry(Generic[Entry]):
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:
-                owner = _format_qualified_name(self._entries[name])
-                newcomer = _format_qualified_name(entry)
                 raise UsageError(
-                    f"the {self.kind} {name!r} is registered already, by {owner};"
-                    f" {newcomer} needs another name"
+                    f"the {self.kind} {name!r} is registered already, by"
+                    f" {_format_qualified_name(self._entries[name])};"
+                    f" {_format_qualified_name(entry)} needs another name"
                 )
             self._entries[name] = entry
             return entry
@@ -55,8 +54,9 @@ class Registry(Generic[Entry]):
           UsageError: When there is none. The message contains the nearest names.
         """
         if name not in self._entries:
-            advice = suggest_names(name, self.names())
-            raise UsageError(f"no {self.kind} is called {name!r}; {advice}")
+            raise UsageError(
+                f"no {self.kind} is called {name!r}; {suggest_names(name, self.names())}"
+            )
         return self._entries[name]
 
     def names(self) -> list[str]:

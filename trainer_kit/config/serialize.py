@@ -51,16 +51,15 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     for section in ("trainer", "runtime"):
         fields = parsed.values.get(section)
         if isinstance(fields, dict):
-            remaining = {}
-            for name, value in fields.items():
-                if f"{name}={value}" not in REMOVED_VALUES:
-                    remaining[name] = value
-            parsed.values[section] = remaining
+            parsed.values[section] = {
+                name: value
+                for name, value in fields.items()
+                if f"{name}={value}" not in REMOVED_VALUES
+            }
 
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     layer = ConfigLayer(parsed.values, origins, replaces_named_sections=True)
-    resolved = apply_layers(default_config, [layer])
-    return resolved.config
+    return apply_layers(default_config, [layer]).config
 
 
 def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:
@@ -69,5 +68,4 @@ def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None
     Raises:
       StorageError: When it cannot be written.
     """
-    text = to_yaml(config)
-    files.write_text(path, text, "params")
+    files.write_text(path, to_yaml(config), "params")
