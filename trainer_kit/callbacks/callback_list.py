@@ -176,22 +176,23 @@ class CallbackList:
             _overrides(member, name) for member in self.members for name in EPOCH_EVENTS
         )
         self.epochs = EpochEvents(run, wants_epochs)
-        self._users_events = {
-            name
-            for name in _EVENTS
-            if any(is_user_defined(type(member), name) for member in self.members)
-        }
+
+        # The events that callbacks of the user see.
+        classes = [type(member) for member in self.members]
+        self._users_events: set[str] = set()
+        for name in _EVENTS:
+            if any(is_user_defined(cls, name) for cls in classes):
+                self._users_events.add(name)
 
     def register_states(self) -> None:
         """Adds the states of the callbacks to every checkpoint. Call it before the restore."""
+        trainer = self.run.trainer
         if self.epochs.has_listeners:
-            self.run.trainer.register_state("epoch", self.epochs.state, self.epochs.restore)
+            trainer.register_state("epoch", self.epochs.state, self.epochs.restore)
         for name, member in self._iter_stateful_members():
-            self.run.trainer.register_state(
-                f"callback {name}",
-                functools.partial(self._read_state, member),
-                self._create_restore_function(name, member),
-            )
+            read_state = functools.partial(self._read_state, member)
+            restore = self._create_restore_function(name, member)
+            trainer.register_state(f"callback {name}", read_state, restore)
 
     def call(self, event: str, *arguments: Any) -> None:
         """Calls an event on all members that override it.
@@ -251,22 +252,23 @@ class CallbackList:
           Exception: the first error of a member or of the body. `<phase>_end` is still called on
             all members.
         """
+        begin_event = f"{phase}_begin"
+        end_event = f"{phase}_end"
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:
-            ends.push(lambda kind, error, trace: self._call_end(begun, f"{phase}_end", error))
+            ends.push(lambda kind, error, trace: self._call_end(begun, end_event, error))
 
             # A second train_begin may reset the callbacks, so their states are restored after it.
             previous_states: dict[str, Any] = {}
             if self._has_begun:
-                previous_states = {
-                    name: self._read_state(member) for name, member in self._iter_stateful_members()
-                }
+                for name, member in self._iter_stateful_members():
+                    previous_states[name] = self._read_state(member)
 
             for member in self.members:
                 begun.append(member)
-                if self._is_called(member, f"{phase}_begin"):
-                    self._call(member, f"{phase}_begin")
-            if f"{phase}_begin" in self._users_events:
+                if self._is_called(member, begin_event):
+                    self._call(member, begin_event)
+            if begin_event in self._users_events:
                 self.run.read_step()
             if phase == "train":
                 self._restore_states(previous_states)
@@ -295,24 +297,24 @@ class CallbackList:
 
     def find_next_boundary(self, step: int) -> int | None:
         """Returns the next step after `step` at which a loop has to end for a callback, or None."""
-        boundaries = [
-            member.next_boundary(step)
-            for member in self.members
-            if _overrides(member, "next_boundary")
-        ]
-        intervals = [
-            member.every
-            for member in self.members
-            if member.every and _overrides(member, "loop_end")
-        ]
-        boundaries += [next_multiple(step, every) for every in intervals]
+        boundaries: list[int | None] = []
+        for member in self.members:
+            if _overrides(member, "next_boundary"):
+                boundaries.append(member.next_boundary(step))
+        for member in self.members:
+            if member.every and _overrides(member, "loop_end"):
+                boundaries.append(next_multiple(step, member.every))
         boundaries.append(self.epochs.find_next_epoch_end(step))
-        return min((boundary for boundary in boundaries if boundary is not None), default=None)
+
+        later_steps = [boundary for boundary in boundaries if boundary is not None]
+        return min(later_steps, default=None)
 
     def log_shortened_loops(self, steps_per_loop: int | Callable[[int], int]) -> None:
         """Logs which callbacks make loops shorter than the config says, and what that costs."""
+        if callable(steps_per_loop):
+            return
         for member in self.members:
-            if member.every and not callable(steps_per_loop) and member.every % steps_per_loop:
+            if member.every and member.every % steps_per_loop:
                 _LOG.info(
                     "the callback %s is called every %d steps: training loops are shortened to end"
                     " at these steps (trainer.steps_per_loop is %d); each loop costs about half a"
@@ -346,12 +348,9 @@ class CallbackList:
         them are the step of a rewind plus 1, or 0 without a rewind.
         """
         sets = list(self.run.trainer.validation_set_names)
-        bits = [
-            bool(requests.stop_reason),
-            requests.save,
-            requests.overwrite_checkpoint,
-            *(name in requests.sets_to_evaluate for name in sets),
-        ]
+        bits = [bool(requests.stop_reason), requests.save, requests.overwrite_checkpoint]
+        for name in sets:
+            bits.append(name in requests.sets_to_evaluate)
         number = 0
         if requests.rewind_step is not None:
             number = requests.rewind_step + 1
@@ -364,18 +363,24 @@ class CallbackList:
         for _ in bits:
             received_bits.append(number % 2 == 1)
             number //= 2
-        stop, save, overwrite, *chosen = received_bits
-        sets_to_evaluate = {name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen}
-        rewind_step = number - 1
+        stop, save, overwrite, *set_bits = received_bits
+        sets_to_evaluate = set()
+        for name, is_chosen in zip(sets, set_bits, strict=True):
+            if is_chosen:
+                sets_to_evaluate.add(name)
+        rewind_step = number - 1 if number > 0 else None
 
         # The texts of the chief's requests are not sent.
         default_reason = "the first worker asked for it"
+        stop_reason = ""
+        if stop:
+            stop_reason = requests.stop_reason or default_reason
         return Requests(
-            stop_reason=(requests.stop_reason or default_reason) if stop else "",
+            stop_reason=stop_reason,
             save=save,
             overwrite_checkpoint=overwrite,
             sets_to_evaluate=sets_to_evaluate,
-            rewind_step=rewind_step if rewind_step >= 0 else None,
+            rewind_step=rewind_step,
             rewind_reason=requests.rewind_reason or default_reason,
         )
 
@@ -395,7 +400,9 @@ class CallbackList:
 
         Returns the result of the method, or None if an optional callback failed.
         """
-        row = member.name if member.name in TIME_CATEGORIES else f"callbacks/{member.name}"
+        row = member.name
+        if row not in TIME_CATEGORIES:
+            row = f"callbacks/{member.name}"
         if method not in ("state", "restore"):
             arguments = (self.run, *arguments)
 
@@ -412,7 +419,8 @@ class CallbackList:
         self._reporters |= dict.fromkeys(new_names, member)
 
         # A reported number must not have the name of a metric of this loop or evaluation.
-        for name in sorted(self.run.reported_metrics.keys() & self._logs.keys()):
+        common_names = self.run.reported_metrics.keys() & self._logs.keys()
+        for name in sorted(common_names):
             del self.run.reported_metrics[name]
             problem = (
                 f"run.report: the run already has a metric called {name}; report the number under"
@@ -481,9 +489,11 @@ class CallbackList:
         self._pending_states = {}
         self._has_begun = True
         for name, member in self._iter_stateful_members():
-            if states.get(name) is not None and self._runs_on_this_worker(member):
-                self._call(member, "restore", states[name])
-            check_state(f"callback {name}", self._read_state(member))
+            state = states.get(name)
+            if state is not None and self._runs_on_this_worker(member):
+                self._call(member, "restore", state)
+            new_state = self._read_state(member)
+            check_state(f"callback {name}", new_state)
 
 
 def _overrides(member: Callback, event: str) -> bool:
@@ -506,9 +516,11 @@ def _check_callback(member: Callback) -> None:
             _check_parameters(member, name, parameters)
 
     # A method with a name like that of an event is probably misspelled, or has Keras's name.
-    own_names = set(dir(type(member))) - set(dir(Callback))
+    all_names = set(dir(type(member)))
+    own_names = all_names - set(dir(Callback))
     for name in sorted(own_names):
-        suggestions = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
+        short_name = name.removeprefix("on_")
+        suggestions = difflib.get_close_matches(short_name, _EVENTS, 1, 0.9)
         if suggestions:
             _LOG.warning(
                 "callback %s: the method %s is never called; did you mean %s?",
@@ -535,10 +547,13 @@ def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -
     try:
         signature.bind(*called_with)
     except TypeError as problem:
+        place = ""
         code = getattr(inspect.unwrap(method), "__code__", None)
+        if code:
+            place = f" ({code.co_filename}:{code.co_firstlineno})"
+        arguments = ", ".join(called_with)
         parameters = ", ".join(("self", *called_with))
-        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         raise UsageError(
-            f"callback {member.name}: {name} is called with ({', '.join(called_with)}): {problem};"
+            f"callback {member.name}: {name} is called with ({arguments}): {problem};"
             f" declare it as {name}({parameters}){place}"
         ) from None

@@ -61,8 +61,10 @@ class SamplePictures(Callback):
 
         import tensorflow as tf
 
-        path = os.path.join(run.directory, FOLDER, f"step-{run.step:08}.png")
-        png = tf.io.encode_png(self._draw(run))
+        name = f"step-{run.step:08}.png"
+        path = os.path.join(run.directory, FOLDER, name)
+        picture = self._draw(run)
+        png = tf.io.encode_png(picture)
         write_bytes(path, png.numpy())
 
     def _draw(self, run: Run) -> np.ndarray:
@@ -72,21 +74,27 @@ class SamplePictures(Callback):
         shape = [self._count, run.model.latent_size]
         latents = tf.random.stateless_normal(shape, seed=[self._seed, 0])
         with run.trainer.use_weights():
-            samples = run.task.inference_step(latents, run.model).numpy()
+            tensor = run.task.inference_step(latents, run.model)
+            samples = tensor.numpy()
 
         task = type(run.task).__name__
         if not hasattr(run.task, "picture"):
-            if samples.ndim != 4 or samples.shape[-1] not in (1, 3):
+            samples_shape = samples.shape
+            if len(samples_shape) != 4 or samples_shape[-1] not in (1, 3):
                 raise UsageError(
                     "the callback sample_pictures: it draws images, and the generated examples"
-                    f" have the shape {samples.shape[1:]}; define picture(samples) in {task}"
+                    f" have the shape {samples_shape[1:]}; define picture(samples) in {task}"
                 )
             return image_grid(samples)
 
         picture = run.task.picture(samples)
         is_array = isinstance(picture, np.ndarray)
-        if not (is_array and picture.dtype == np.uint8 and picture.ndim == 3):
-            kind = f"{picture.dtype} {list(picture.shape)}" if is_array else repr(picture)[:60]
+        is_picture = is_array and picture.dtype == np.uint8 and picture.ndim == 3
+        if not is_picture:
+            kind = repr(picture)[:60]
+            if is_array:
+                shape = list(picture.shape)
+                kind = f"{picture.dtype} {shape}"
             raise UsageError(
                 f"the callback sample_pictures: {task}.picture returned {kind}; return a NumPy"
                 " array of uint8, [height, width, 3]"
@@ -105,22 +113,30 @@ def image_grid(images: np.ndarray) -> np.ndarray:
     Returns:
       A picture of uint8, [grid height, grid width, channels].
     """
-    times = max(1, _LEAST_HEIGHT // images.shape[1])
-    images = images.repeat(times, axis=1).repeat(times, axis=2)
-    values = np.clip((images + 1.0) * 127.5, 0, 255)
+    image_height = images.shape[1]
+    times = max(1, _LEAST_HEIGHT // image_height)
+    images = images.repeat(times, axis=1)
+    images = images.repeat(times, axis=2)
+    values = (images + 1.0) * 127.5
+    values = np.clip(values, 0, 255)
     pixels = values.round().astype(np.uint8)
+
     # Each image has a margin below it and to its right.
-    pixels = np.pad(pixels, [(0, 0), (0, _MARGIN), (0, _MARGIN), (0, 0)])
+    margin = (0, _MARGIN)
+    pixels = np.pad(pixels, [(0, 0), margin, margin, (0, 0)])
 
     count = len(pixels)
-    columns = math.ceil(math.sqrt(count))
+    side = math.sqrt(count)
+    columns = math.ceil(side)
     rows = math.ceil(count / columns)
     # Black images fill the last row.
     missing = rows * columns - count
     pixels = np.pad(pixels, [(0, missing), (0, 0), (0, 0), (0, 0)])
 
     _, height, width, channels = pixels.shape
-    grid = pixels.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    grid = pixels.reshape(rows, columns, height, width, channels)
+    # Each line of pixels crosses all images of its row.
+    grid = grid.swapaxes(1, 2)
     picture = grid.reshape(rows * height, columns * width, channels)
     # The last images need no margin.
     return picture[:-_MARGIN, :-_MARGIN]

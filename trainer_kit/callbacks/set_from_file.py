@@ -63,8 +63,9 @@ class SetFromFile(Callback):
     def next_boundary(self, step: int) -> int | None:
         """Returns the step of the next reading to repeat, or None."""
         for record in self._pending_readings:
-            if record["step"] > step:
-                return int(record["step"])
+            record_step = int(record["step"])
+            if record_step > step:
+                return record_step
         return None
 
     def loop_begin(self, run: Run, steps: int) -> None:
@@ -80,7 +81,8 @@ class SetFromFile(Callback):
         changes: dict[str, float] = {}
         if run.is_chief:
             changes = self._read_changes(run)
-        self._set(run, _broadcast_json(run, changes))
+        changes = _broadcast_json(run, changes)
+        self._set(run, changes)
 
     def _load_readings(self, run: Run) -> None:
         """Splits the readings that count into those before this step and those to repeat."""
@@ -96,15 +98,18 @@ class SetFromFile(Callback):
 
         self._text = ""
         self._values = {}
+        self._pending_readings = []
         for record in readings:
             if record["step"] < run.step:
                 self._values.update(record["values"])
-        self._pending_readings = [record for record in readings if record["step"] >= run.step]
+            else:
+                self._pending_readings.append(record)
 
     def _set(self, run: Run, values: Mapping[str, float]) -> None:
         self._values.update(values)
+        source = os.path.basename(self._path)
         for name, value in values.items():
-            run.change(name, value, os.path.basename(self._path))
+            run.change(name, value, source)
 
     def _read_changes(self, run: Run) -> dict[str, float]:
         """Returns and records the values of the file that have changed since the last reading."""
@@ -115,27 +120,33 @@ class SetFromFile(Callback):
             if text == self._text:
                 return {}
             self._text = text
-            values = _check_values(yaml_loader.parse(text, path).values, run)
+            parsed = yaml_loader.parse(text, path)
+            values = _check_values(parsed.values, run)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, UsageError) as error:
             _LOG.warning("%s changes nothing: %s; edit it again", path, error)
             return {}
 
-        changed = {name: value for name, value in values.items() if self._values.get(name) != value}
-        if not changed:
+        changes: dict[str, float] = {}
+        for name, value in values.items():
+            if self._values.get(name) != value:
+                changes[name] = value
+        if not changes:
             return {}
 
         # The record comes before the use of the values, so that a resume can repeat the changes.
-        lineages = [rewind["lineage"] for rewind in _read_rewinds(run.directory)]
+        rewinds = _read_rewinds(run.directory)
+        lineages = [rewind["lineage"] for rewind in rewinds]
         record = {
             "step": run.step,
             "lineage": max(lineages, default=0),
             "file": self._path,
-            "values": changed,
+            "values": changes,
         }
-        files.append_json_line(os.path.join(run.directory, RECORD_FILE), record)
-        return changed
+        record_path = os.path.join(run.directory, RECORD_FILE)
+        files.append_json_line(record_path, record)
+        return changes
 
 
 def _check_values(values: JsonValue, run: Run) -> dict[str, float]:
@@ -164,7 +175,8 @@ def _check_values(values: JsonValue, run: Run) -> dict[str, float]:
 
 def _read_rewinds(directory: str) -> list[dict[str, Any]]:
     ledger = os.path.join(directory, "evals", "validation.jsonl")
-    return [record for record in read_records(ledger) if record.get("kind") == REWIND]
+    records = read_records(ledger)
+    return [record for record in records if record.get("kind") == REWIND]
 
 
 def _broadcast_json(run: Run, value: _JsonT) -> _JsonT:

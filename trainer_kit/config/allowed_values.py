@@ -58,19 +58,25 @@ def describe_allowed_values(annotation: object, metadata: tuple[object, ...] = (
 
     if origin in (Union, types.UnionType):
         # Two members of a union may have the same description.
-        members = dict.fromkeys(describe_allowed_values(arg) for arg in args)
-        return " or ".join(members) + _describe_bounds(metadata)
+        members = [describe_allowed_values(arg) for arg in args]
+        different_members = dict.fromkeys(members)
+        return " or ".join(different_members) + _describe_bounds(metadata)
     if origin is Literal:
         words = [arg if isinstance(arg, str) else format_value(arg) for arg in args]
-        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+        if len(words) == 1:
+            return words[0]
+        all_words = ", ".join(words)
+        return f"one of {all_words}"
     if origin in (tuple, list) or annotation in (tuple, list):
         if not args:
             return "a list"
-        return f"a list (each item {describe_allowed_values(args[0])})"
+        item = describe_allowed_values(args[0])
+        return f"a list (each item {item})"
     if origin is dict or annotation is dict:
         if not args:
             return "a mapping"
-        return f"a mapping (each value {describe_allowed_values(args[1])})"
+        value = describe_allowed_values(args[1])
+        return f"a mapping (each value {value})"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
 
@@ -81,9 +87,13 @@ def describe_allowed_values(annotation: object, metadata: tuple[object, ...] = (
 def format_value(value: object) -> str:
     """Returns a value as a config file would show it, cut to one short line."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        words = {None: "null", True: "true", False: "false"}
+        return words[value]
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= 60:
+        return text
+    beginning = text[:57]
+    return f"{beginning}..."
 
 
 def suggest_correction(annotation: object, value: object, metadata: Sequence[object] = ()) -> str:
@@ -106,18 +116,22 @@ def suggest_correction(annotation: object, value: object, metadata: Sequence[obj
 
     # A number in quotes is text.
     if _NUMBER.fullmatch(value):
-        takes_number = float in parts or (int in parts and float(value).is_integer())
+        takes_number = float in parts
+        if not takes_number and int in parts:
+            takes_number = float(value).is_integer()
         if takes_number:
             return f"write {value} without quotes"
 
     words: list[str] = []
     for part in parts:
         if get_origin(part) is Literal:
-            words += [word for word in get_args(part) if isinstance(word, str)]
+            choices = get_args(part)
+            words += [choice for choice in choices if isinstance(choice, str)]
     similar_words = find_similar_names(value, words)
     if not similar_words:
         return ""
-    return f"did you mean {' or '.join(similar_words)}?"
+    suggestion = " or ".join(similar_words)
+    return f"did you mean {suggestion}?"
 
 
 def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iterable[str]) -> str:
@@ -139,7 +153,8 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     suggestions = [*same_keys, *similar_keys]
     if not suggestions:
         return suggest_names(name, siblings)
-    return f"did you mean {' or '.join(suggestions[:3])}?"
+    first_suggestions = " or ".join(suggestions[:3])
+    return f"did you mean {first_suggestions}?"
 
 
 def _iterate_annotation_parts(annotation: object) -> Iterator[object]:
@@ -174,5 +189,11 @@ def _describe_bounds(metadata: Sequence[object]) -> str:
     if "ge" in limits and limits.get("le") == limits["ge"]:
         return f" that is {limits['ge']}"
 
-    bounds = " and ".join(f"{word} {limits[key]}" for key, word in _BOUNDS if key in limits)
-    return f" {bounds}" if bounds else ""
+    bounds = []
+    for key, word in _BOUNDS:
+        if key in limits:
+            bounds.append(f"{word} {limits[key]}")
+    if not bounds:
+        return ""
+    text = " and ".join(bounds)
+    return f" {text}"

@@ -165,9 +165,11 @@ def list_local_experiments() -> list[str]:
     folder = Path("experiments")
     if not folder.is_dir():
         return []
-    packages = [path.parent.name for path in folder.glob("*/__init__.py")]
-    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
-    return sorted({*packages, *modules})
+    names = {path.parent.name for path in folder.glob("*/__init__.py")}
+    for path in folder.glob("*.py"):
+        if path.stem != "__init__":
+            names.add(path.stem)
+    return sorted(names)
 
 
 @contextmanager
@@ -176,7 +178,8 @@ def _explain_import_errors(option: str, module: str) -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        location = f"{error.filename}:{error.lineno}"
+        reason = f"{location}: {type(error).__name__}: {error.msg}"
         raise UsageError(f"{option}: {module} cannot be imported: {reason}") from error
     except ImportError as error:
         reason = f"{_format_error_location(error)}: {error}; correct or install it"
@@ -197,11 +200,8 @@ def _format_error_location(error: BaseException, function: str = "") -> str:
     If `function` has frames, it is the deepest of these.
     """
     # The frames of Python's import system have such a file name.
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ")
-    ]
+    all_frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in all_frames if not frame.filename.startswith("<frozen ")]
     function_frames = [frame for frame in frames if frame.name == function]
     deepest_frame = (function_frames or frames)[-1]
     return f"{deepest_frame.filename}:{deepest_frame.lineno}"
@@ -225,13 +225,13 @@ def _get_experiment_entry_points() -> list[metadata.EntryPoint]:
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
         file_names = [file.name for file in path.parent.glob("*.py")]
-        raise UsageError(
-            f"{option}: there is no file {path}; {suggest_paths(path, file_names, 'Python files')}"
-        )
+        advice = suggest_paths(path, file_names, "Python files")
+        raise UsageError(f"{option}: there is no file {path}; {advice}")
 
     name = path.stem
     if name in sys.modules:
         imported_file = getattr(sys.modules[name], "__file__", None)
+        # The file may have been imported by another path.
         if imported_file and Path(imported_file).resolve() == path.resolve():
             return
         raise UsageError(

@@ -26,9 +26,10 @@ def find_section_class(annotation: object) -> type[Section] | None:
 
     The field may also allow None, or several sections by name.
     """
-    members = _get_union_members(annotation)
-    members = [member for member in members if member is not type(None)]
-    members = [member for member in members if get_origin(member) is not dict]
+    members = []
+    for member in _get_union_members(annotation):
+        if member is not type(None) and get_origin(member) is not dict:
+            members.append(member)
     return _get_only_section(members)
 
 
@@ -70,7 +71,8 @@ def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[
         annotation = Annotated[(field.annotation, *field.metadata)]
 
     # A config class has its own settings, and pydantic accepts no others for it.
-    if _get_only_section(_get_union_members(annotation)) is not None:
+    members = _get_union_members(annotation)
+    if _get_only_section(members) is not None:
         return TypeAdapter(annotation)
 
     settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -83,19 +85,19 @@ def suggest_fields(config_class: type[Section], path: str = "", value: object = 
     For a "oneof" at `path`, the advice also shows how to choose a branch. The example is the branch
     that `value` names, or else the first one.
     """
-    fields = list(get_fields(config_class))
-    if not fields:
+    names = list(get_fields(config_class))
+    if not names:
         return ""
 
     branches: list[str] = []
     if path and config_class.is_choice:
-        branches = [name for name in fields if name != "type"]
+        branches = [name for name in names if name != "type"]
     example = ""
     if branches:
         branch = value if value in branches else branches[0]
         example = f", as in {path}.type={branch}"
-    first_fields = ", ".join(fields[:4])
-    return f"give its fields ({first_fields}, ...){example}"
+    first_names = ", ".join(names[:4])
+    return f"give its fields ({first_names}, ...){example}"
 
 
 def flatten_values(config: Section) -> dict[str, Any]:
@@ -103,7 +105,10 @@ def flatten_values(config: Section) -> dict[str, Any]:
 
     Of a "oneof" only the chosen branch counts.
     """
-    return {path: to_plain_data(value) for path, value in walk_values(config)}
+    plain_values = {}
+    for path, value in walk_values(config):
+        plain_values[path] = to_plain_data(value)
+    return plain_values
 
 
 def walk_values(config: Section, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -113,13 +118,15 @@ def walk_values(config: Section, path: str = "") -> Iterator[tuple[str, Any]]:
     """
     for name in config.get_active_fields():
         value = getattr(config, name)
+        value_path = join_keys(path, name)
         if isinstance(value, Section):
-            yield from walk_values(value, join_keys(path, name))
+            yield from walk_values(value, value_path)
         elif is_section_mapping(value):
             for key, section in value.items():
-                yield from walk_values(section, join_keys(path, name, key))
+                section_path = join_keys(value_path, key)
+                yield from walk_values(section, section_path)
         else:
-            yield join_keys(path, name), value
+            yield value_path, value
 
 
 def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
@@ -128,7 +135,8 @@ def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     Sections that are None, and the branches of a "oneof" that are not chosen, are listed as not
     present.
     """
-    return list(_walk_sections(type(config), config, "", ()))
+    sections = _walk_sections(type(config), config, "", ())
+    return list(sections)
 
 
 def _get_union_members(annotation: object) -> list[Any]:
@@ -165,9 +173,10 @@ def _walk_sections(
     classes = (*enclosing_classes, config_class)
     for name, field in get_fields(config_class).items():
         value: Any = getattr(config, name, None)
+        value_path = join_keys(path, name)
         if is_section_mapping(value):
             for key, section in value.items():
-                section_path = join_keys(path, name, key)
+                section_path = join_keys(value_path, key)
                 yield from _walk_sections(type(section), section, section_path, classes)
             continue
 
@@ -178,7 +187,7 @@ def _walk_sections(
         # A class that may contain itself is followed only as far as sections are present.
         if section_class is None or (value is None and section_class in classes):
             continue
-        yield from _walk_sections(section_class, value, join_keys(path, name), classes)
+        yield from _walk_sections(section_class, value, value_path, classes)
 
 
 def is_section_mapping(value: object) -> TypeGuard[Mapping[str, Section]]:

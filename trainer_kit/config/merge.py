@@ -76,7 +76,9 @@ def apply_layers(config: ConfigT, layers: Sequence[ConfigLayer]) -> ResolvedConf
     if mistakes:
         raise ConfigError(mistakes)
 
-    all_origins = {path: origins.get(path, DEFAULT_ORIGIN) for path in flatten_values(merged)}
+    all_origins = {}
+    for path in flatten_values(merged):
+        all_origins[path] = origins.get(path, DEFAULT_ORIGIN)
     return ResolvedConfig(merged, all_origins)
 
 
@@ -143,17 +145,17 @@ class _Draft:
     @classmethod
     def from_section(cls, config: Section) -> _Draft:
         """Returns a draft with the values of `config`."""
-        values = {name: getattr(config, name, None) for name in get_fields(type(config))}
-        return cls(type(config), values)
+        config_class = type(config)
+        values = {name: getattr(config, name, None) for name in get_fields(config_class)}
+        return cls(config_class, values)
 
     @classmethod
     def from_defaults(cls, config_class: type[Section]) -> _Draft:
         """Returns a draft with the defaults of `config_class`, without the required fields."""
-        defaults = {
-            name: info.get_default(call_default_factory=True)
-            for name, info in get_fields(config_class).items()
-            if not info.is_required()
-        }
+        defaults = {}
+        for name, info in get_fields(config_class).items():
+            if not info.is_required():
+                defaults[name] = info.get_default(call_default_factory=True)
         return cls(config_class, defaults)
 
     @classmethod
@@ -216,11 +218,12 @@ class _Merger:
             has_names = isinstance(current, dict) and bool(current)
             keeps_names = has_names and not self.layer.replaces_named_sections
 
+            is_mapping = isinstance(value, Mapping)
             if isinstance(value, Section):
                 self._set_leaf(section, name, value, value_path)
             elif (
                 named_class is not None
-                and isinstance(value, Mapping)
+                and is_mapping
                 # A field that may be one section or several gets what the mapping looks like,
                 # unless it has several already.
                 and (
@@ -235,7 +238,7 @@ class _Merger:
                 section_class is not None
                 and value is not None
                 # The value may be the alternative in a field that takes a section or another type.
-                and (declared_class is not None or isinstance(value, Mapping))
+                and (declared_class is not None or is_mapping)
             ):
                 draft = self._merge_section(current, section_class, value, value_path)
                 if draft is not None:
@@ -253,7 +256,8 @@ class _Merger:
         """Returns the draft of a section with the values of a mapping, or None on a mistake."""
         if not isinstance(value, Mapping):
             problem = f"{format_value(value)} is not a section"
-            self._add_mistake(path, problem, suggest_fields(config_class, path, value))
+            advice = suggest_fields(config_class, path, value)
+            self._add_mistake(path, problem, advice)
             return None
 
         if not is_configclass(config_class):
@@ -261,7 +265,9 @@ class _Merger:
             self._add_mistake(path, "this experiment has no such section", advice)
             return None
 
-        draft = current if isinstance(current, _Draft) else _Draft.from_value(current, config_class)
+        draft = current
+        if not isinstance(draft, _Draft):
+            draft = _Draft.from_value(current, config_class)
         self.merge(draft, value, path)
         return draft
 
@@ -282,7 +288,8 @@ class _Merger:
         previous_sections = current if isinstance(current, dict) else {}
         template = current
         if not _get_value_class(current):
-            template = _Draft.from_defaults(parent.config_class).values.get(name)
+            parent_defaults = _Draft.from_defaults(parent.config_class)
+            template = parent_defaults.values.get(name)
 
         sections = {} if self.layer.replaces_named_sections else dict(previous_sections)
         parent.values[name] = sections
@@ -301,22 +308,30 @@ class _Merger:
                 self._set_origin(section_path)
             elif key in fields:
                 first_name = next(iter(sections), "NAME")
-                advice = f"name one: {join_keys(path, first_name, key)}"
+                example = join_keys(path, first_name, key)
+                advice = f"name one: {example}"
                 self._add_mistake(section_path, "there are several sections here", advice)
             else:
-                draft = _Draft.from_value(previous_sections.get(key, template), config_class)
+                previous = previous_sections.get(key, template)
+                draft = _Draft.from_value(previous, config_class)
                 self._merge_section(draft, config_class, item, section_path)
-                required_fields = [name for name, info in fields.items() if info.is_required()]
-                missing_fields = [name for name in required_fields if name not in draft.values]
+                missing_fields = []
+                for field_name, info in fields.items():
+                    if info.is_required() and field_name not in draft.values:
+                        missing_fields.append(field_name)
 
                 # An incomplete section beside others is probably a misspelled name of one of them.
-                if missing_fields and previous_sections and key not in previous_sections:
+                is_new = key not in previous_sections
+                if missing_fields and previous_sections and is_new:
                     names = sorted(map(str, previous_sections))
+                    all_names = ", ".join(names)
+                    missing = ", ".join(missing_fields)
                     problem = (
-                        f"there is none of this name (all: {', '.join(names)}), and a new one needs"
-                        f" {', '.join(missing_fields)}"
+                        f"there is none of this name (all: {all_names}), and a new one needs"
+                        f" {missing}"
                     )
-                    self._add_mistake(section_path, problem, suggest_names(str(key), names))
+                    advice = suggest_names(str(key), names)
+                    self._add_mistake(section_path, problem, advice)
                 else:
                     sections[key] = draft
 
@@ -342,7 +357,8 @@ class _Merger:
                 current = None
                 if present_items and merges:
                     current = _Draft.from_value(present_items[index], config_class)
-                item = self._merge_section(current, config_class, item, join_keys(path, index))
+                item_path = join_keys(path, index)
+                item = self._merge_section(current, config_class, item, item_path)
             items.append(item)
 
         # None stands for an item that was refused.
@@ -364,10 +380,12 @@ class _Merger:
             section.values[name] = adapter.validate_python(value)
         except ValidationError as error:
             # A check of the user's own raises an error with a message of its own.
-            causes = [details.get("ctx", {}).get("error") for details in error.errors()]
-            if any(causes):
-                self._add_mistake(path, str(next(filter(None, causes))))
-                return
+            for details in error.errors():
+                context = details.get("ctx", {})
+                cause = context.get("error")
+                if cause:
+                    self._add_mistake(path, str(cause))
+                    return
 
             allowed_values = describe_allowed_values(info.annotation, tuple(info.metadata))
             advice = REMOVED_VALUES.get(f"{name}={value}")
@@ -386,7 +404,8 @@ class _Merger:
             del self.origins[inner_path]
 
     def _add_mistake(self, path: str, problem: str, advice: str = "") -> None:
-        self.mistakes.append(Mistake(path, problem, advice, self.layer.find_origin(path)))
+        origin = self.layer.find_origin(path)
+        self.mistakes.append(Mistake(path, problem, advice, origin))
 
     def _list_known_paths(self) -> list[str]:
         """Returns the paths of all values in an experiment, for near names."""
@@ -421,16 +440,19 @@ class _Merger:
             branches = [] if draft.has_explicit_type else draft.touched_branches
             for name in dict.fromkeys(branches):
                 if name != chosen:
+                    branch_path = join_keys(path, name)
                     problem = f"has no effect while {type_path} is {format_value(chosen)}"
                     advice = f"set {type_path}={name} too, or remove it"
-                    self._add_broken_rule(join_keys(path, name), problem, advice)
+                    self._add_broken_rule(branch_path, problem, advice)
 
             # Only the chosen branch counts. The others are not built, so their rules do not apply.
             for name, branch in draft.values.items():
                 if _get_value_class(branch) and name != chosen:
                     values[name] = None
 
-        values = {name: self.build(item, join_keys(path, name)) for name, item in values.items()}
+        for name, item in values.items():
+            item_path = join_keys(path, name)
+            values[name] = self.build(item, item_path)
         try:
             return draft.config_class(**values)
         except FieldError as error:
@@ -454,10 +476,9 @@ class _Merger:
         """
         section = path.rpartition(".")[0]
         text = f"{problem} {advice}"
-        named_paths = [
-            *(join_keys(section, word) for word in re.findall(r"\w+", text)),
-            *re.findall(r"\w+(?:\.\w+)+", text),
-        ]
+        words = re.findall(r"\w+", text)
+        named_paths = [join_keys(section, word) for word in words]
+        named_paths += re.findall(r"\w+(?:\.\w+)+", text)
         refused_paths = {mistake.path for mistake in self.mistakes}
         if path in refused_paths or not refused_paths.isdisjoint(named_paths):
             return
@@ -472,8 +493,9 @@ class _Merger:
         if own_paths:
             origin = self.origins[own_paths[0]]
         elif other_paths:
-            other_origin = self.origins[other_paths[0]]
-            origin = f"{DEFAULT_ORIGIN}, with {other_paths[0]} from {other_origin}"
+            other_path = other_paths[0]
+            other_origin = self.origins[other_path]
+            origin = f"{DEFAULT_ORIGIN}, with {other_path} from {other_origin}"
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
 

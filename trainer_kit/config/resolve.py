@@ -87,13 +87,17 @@ def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[Experime
 
     # The origin of what a bound argument of the factory has changed is that argument.
     defaults = flatten_values(get_experiment(name))
-    argument_origins = first_pass.argument_origins.items()
-    arguments = ", ".join(f"{argument} of {place}" for argument, place in argument_origins)
+    bound_arguments = []
+    for argument, place in first_pass.argument_origins.items():
+        bound_arguments.append(f"{argument} of {place}")
+    arguments_origin = ", ".join(bound_arguments)
+
     origins = dict(resolved.origins)
-    for path, value in flatten_values(first_pass.config).items():
+    values = flatten_values(first_pass.config)
+    for path, value in values.items():
         is_changed = path not in defaults or defaults[path] != value
         if is_changed and origins.get(path) == DEFAULT_ORIGIN:
-            origins[path] = arguments
+            origins[path] = arguments_origin
     return replace(resolved, origins=origins)
 
 
@@ -115,11 +119,14 @@ def list_resolved_values(
         if origins.get(path) == DEFAULT_ORIGIN:
             origins[path] = "experiment"
 
-    baseline_values = flatten_values(baseline) if baseline is not None else {}
+    baseline_values = {}
+    if baseline is not None:
+        baseline_values = flatten_values(baseline)
     rows = []
-    for path, value in flatten_values(resolved.config).items():
+    values = flatten_values(resolved.config)
+    for path, value in values.items():
         is_in_baseline = path in baseline_values and baseline_values[path] == value
-        if baseline is None or not is_in_baseline:
+        if not is_in_baseline:
             rows.append((path, value, origins[path]))
     return rows
 
@@ -139,17 +146,19 @@ def non_default_paths(config: Section, default: object = None, path: str = "") -
 
         # Without a default, the value is compared with an object that equals no value.
         default_value: Any = object()
+        field_info = fields[name]
         if type(default) is type(config):
             default_value = getattr(default, name)
-        elif not fields[name].is_required():
-            default_value = fields[name].get_default(call_default_factory=True)
+        elif not field_info.is_required():
+            default_value = field_info.get_default(call_default_factory=True)
 
+        value_path = join_keys(path, name)
         if isinstance(value, Config):
-            yield from non_default_paths(value, default_value, join_keys(path, name))
+            yield from non_default_paths(value, default_value, value_path)
         elif is_section_mapping(value):
-            defaults = default_value if is_section_mapping(default_value) else {}
+            default_sections = default_value if is_section_mapping(default_value) else {}
             for key, section in value.items():
-                section_path = join_keys(path, name, key)
-                yield from non_default_paths(section, defaults.get(key), section_path)
+                section_path = join_keys(value_path, key)
+                yield from non_default_paths(section, default_sections.get(key), section_path)
         elif value != default_value:
-            yield join_keys(path, name)
+            yield value_path

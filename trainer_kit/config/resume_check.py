@@ -129,18 +129,15 @@ def compare_configs(old: Mapping[str, JsonValue], new: ExperimentConfig) -> list
 
     # What the record lacks counts as its default, if the new config has it.
     if old_values:
-        defaults = {
-            path: value
-            for path, value in _iterate_flattened(ExperimentConfig().as_dict(), "")
-            if path.startswith(_FRAMEWORK_SECTIONS)
-        }
-        defaults |= {
-            path: value
-            for suffix, value in _DEFAULTS_BY_SUFFIX.items()
-            for path in new_values
-            if path.endswith(suffix)
-        }
-        defaults = {path: value for path, value in defaults.items() if path in new_values}
+        defaults: dict[str, Any] = {}
+        framework_config = ExperimentConfig().as_dict()
+        for path, value in _iterate_flattened(framework_config, ""):
+            if path.startswith(_FRAMEWORK_SECTIONS) and path in new_values:
+                defaults[path] = value
+        for suffix, value in _DEFAULTS_BY_SUFFIX.items():
+            for path in new_values:
+                if path.endswith(suffix):
+                    defaults[path] = value
         old_values = {**defaults, **old_values}
 
     changes = []
@@ -149,7 +146,8 @@ def compare_configs(old: Mapping[str, JsonValue], new: ExperimentConfig) -> list
         new_value = new_values.get(path, ABSENT)
 
         # In Python True equals 1, so the types are compared too.
-        if old_value == new_value and isinstance(old_value, bool) == isinstance(new_value, bool):
+        both_alike = isinstance(old_value, bool) == isinstance(new_value, bool)
+        if old_value == new_value and both_alike:
             continue
 
         # Other numbers of fused steps give the same bits in any grouping.
@@ -166,15 +164,24 @@ def compare_configs(old: Mapping[str, JsonValue], new: ExperimentConfig) -> list
         changes.append(Change(path, old_value, new_value, kind))
 
     # The change of a `type` stands for the fields of the branches that are left and entered.
-    switches = [change for change in changes if change.path.endswith(".type")]
-    left = [f"{switch.path.removesuffix('.type')}.{switch.old}" for switch in switches]
-    entered = [f"{switch.path.removesuffix('.type')}.{switch.new}" for switch in switches]
-    return [
-        change
-        for change in changes
-        if not (change.new is ABSENT and any(is_inside(change.path, branch) for branch in left))
-        and not (change.old is ABSENT and any(is_inside(change.path, branch) for branch in entered))
-    ]
+    old_branches = []
+    new_branches = []
+    for change in changes:
+        choice, dot, name = change.path.rpartition(".")
+        if dot and name == "type":
+            old_branches.append(f"{choice}.{change.old}")
+            new_branches.append(f"{choice}.{change.new}")
+
+    remaining = []
+    for change in changes:
+        branches: list[str] = []
+        if change.new is ABSENT:
+            branches += old_branches
+        if change.old is ABSENT:
+            branches += new_branches
+        if not any(is_inside(change.path, branch) for branch in branches):
+            remaining.append(change)
+    return remaining
 
 
 def check_resume(
@@ -194,13 +201,13 @@ def check_resume(
       ConfigError: For each dangerous change that is not allowed. The message names the flag that
         would allow it.
     """
-    changes = compare_configs(parse_params(old_yaml_text).values, new)
-    refused = [
-        change
-        for change in changes
-        if change.kind == "dangerous"
-        and not any(is_inside(change.path, allowed) for allowed in allowed_paths if allowed)
-    ]
+    recorded = parse_params(old_yaml_text)
+    changes = compare_configs(recorded.values, new)
+    refused = []
+    for change in changes:
+        is_allowed = any(is_inside(change.path, allowed) for allowed in allowed_paths if allowed)
+        if change.kind == "dangerous" and not is_allowed:
+            refused.append(change)
     if refused:
         raise ConfigError(
             Mistake(
@@ -233,11 +240,10 @@ def find_data_mistakes(
       changes: The changes of the config.
       allowed_paths: The paths that may differ, as for check_resume.
     """
-    changed_paths = [
-        change.path
-        for change in changes
-        if change.kind == "dangerous" or "validation_data" in change.path
-    ]
+    changed_paths = []
+    for change in changes:
+        if change.kind == "dangerous" or "validation_data" in change.path:
+            changed_paths.append(change.path)
     for section, new_values in new.items():
         path = f"{section}.identity"
         old_values = old.get(section, {})
@@ -275,7 +281,9 @@ def find_unknown_paths(
         return []
 
     old_values = old if isinstance(old, dict) else {}
-    paths = {*flatten_values(new), *(path for path, _, _ in list_sections(new) if path)}
+    paths = set(flatten_values(new))
+    # The config itself has the path "".
+    paths.update(path for path, _, _ in list_sections(new) if path)
     paths.update(path for path, _ in _iterate_flattened(old_values, ""))
 
     # find_data_mistakes accepts the identity of a section of data, which is no value of the config.
@@ -284,7 +292,8 @@ def find_unknown_paths(
         section = allowed.removesuffix(".identity")
         if not any(is_inside(path, section) for path in paths if allowed):
             problem = f"the config has no {allowed!r}"
-            mistakes.append(Mistake(ALLOW_FLAG, problem, suggest_names(allowed, sorted(paths))))
+            advice = suggest_names(allowed, sorted(paths))
+            mistakes.append(Mistake(ALLOW_FLAG, problem, advice))
     return mistakes
 
 
@@ -295,7 +304,8 @@ def get_change_kind(path: str) -> Kind:
     path = _TASK_ROUTINE_PREFIX.sub("task.", path)
 
     entries = [entry for entry in _KINDS if is_inside(path, entry)]
-    return _KINDS[max(entries, key=len)]
+    longest_entry = max(entries, key=len)
+    return _KINDS[longest_entry]
 
 
 def _iterate_flattened(
@@ -311,4 +321,5 @@ def _iterate_flattened(
         yield path, values
         return
     for key, value in items:
-        yield from _iterate_flattened(value, join_keys(path, key))
+        value_path = join_keys(path, key)
+        yield from _iterate_flattened(value, value_path)

@@ -36,7 +36,8 @@ def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
     if not options.train_steps:
         length = "has no step (trainer.train_steps=0)"
     mistakes = []
-    for path, duration in find_durations(options).items():
+    durations = find_durations(options)
+    for path, duration in durations.items():
         if duration.unit == SHARE:
             problem = f"{duration!r} is a share of a run that {length}"
             advice = "set trainer.train_steps to a number of steps or epochs"
@@ -64,17 +65,24 @@ def replace_durations(
         raise ConfigError(mistakes)
 
     # The run comes first: it is what a share is a part of.
-    units: dict[str, Any] = {EPOCHS: steps_per_epoch, SHARE: options.train_steps}
-    if isinstance(options.train_steps, Duration):
-        units[SHARE] = RoundedSteps(options.train_steps.amount * units[EPOCHS])
+    length = options.train_steps
+    units: dict[str, Any] = {EPOCHS: steps_per_epoch, SHARE: length}
+    if isinstance(length, Duration):
+        exact_length = length.amount * units[EPOCHS]
+        units[SHARE] = RoundedSteps(exact_length)
 
     steps: dict[str, int] = {}
-    for path, duration in find_durations(options).items():
-        steps[path] = RoundedSteps(duration.amount * units[duration.unit])
+    durations = find_durations(options)
+    for path, duration in durations.items():
+        exact_steps = duration.amount * units[duration.unit]
+        steps[path] = RoundedSteps(exact_steps)
 
         # An optimizer with a period updates its variables once in so many steps.
         if path.startswith("optimizers."):
             name = path.split(".")[1]
             period = options.optimizers[name].period
-            steps[path] = max(1, steps[path] // period)
-    return config.replace(trainer=unflatten_values(steps)) if steps else config
+            updates = steps[path] // period
+            steps[path] = max(1, updates)
+    if not steps:
+        return config
+    return config.replace(trainer=unflatten_values(steps))

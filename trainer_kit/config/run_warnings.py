@@ -45,7 +45,8 @@ def find_zero_rate_warnings(options: TrainerConfig) -> list[str]:
 
         # A schedule with a last rate stays at it, and a cycle starts over.
         ends_above_zero = getattr(schedule, last_rate_field, False)
-        if not decay or ends_above_zero or getattr(schedule, "cycle", False):
+        starts_over = getattr(schedule, "cycle", False)
+        if not decay or ends_above_zero or starts_over:
             continue
 
         end: int = decay + getattr(schedule, "offset", 0)
@@ -74,11 +75,11 @@ def find_interval_warnings(options: TrainerConfig) -> list[str]:
     names = ("checkpoint_interval", "summary_interval", "validation_interval")
 
     # An interval with its default value was not set by the user.
-    intervals = {
-        name: getattr(options, name)
-        for name in names
-        if getattr(options, name) != getattr(TrainerConfig, name)
-    }
+    intervals = {}
+    for name in names:
+        steps = getattr(options, name)
+        if steps != getattr(TrainerConfig, name):
+            intervals[name] = steps
 
     # The evaluations of a sidecar do not come every validation_interval steps.
     if early_stopping and not early_stopping.eval_name:

@@ -46,11 +46,15 @@ def build_stacked_dataset_at(
     """
     stacked_at = getattr(data, "stacked_at", None)
     data = _remove_prefetch(data)
-    begin, length = next(position.iterate_ranges())
+    ranges = position.iterate_ranges()
+    begin, length = next(ranges)
+    stacks = None
     # Such a stack has no gaps, so no batch after the position may be left out.
-    stacks = stacked_at(begin, size) if stacked_at is not None and length is None else None
+    if stacked_at is not None and length is None:
+        stacks = stacked_at(begin, size)
     if stacks is None:
-        return stack_batches(build_dataset_at(data, position, input_context), size)
+        batches = build_dataset_at(data, position, input_context)
+        return stack_batches(batches, size)
 
     spec = stacks.element_spec
     if problem := describe_stacking_problem(spec):
@@ -60,7 +64,8 @@ def build_stacked_dataset_at(
     def add_count(*parts: object) -> tuple[int, Any]:
         return size, _element(parts, spec)
 
-    return stacks.map(add_count).prefetch(tf.data.AUTOTUNE)
+    counted_stacks = stacks.map(add_count)
+    return counted_stacks.prefetch(tf.data.AUTOTUNE)
 
 
 def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -81,36 +86,44 @@ def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     if problem := describe_stacking_problem(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
 
-    if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
+    parts_of_spec = tf.nest.flatten(spec)
+    have_one_size = all(part.shape.is_fully_defined() for part in parts_of_spec)
+    if have_one_size:
 
         @tf.autograph.experimental.do_not_convert
         def pad(*parts: object) -> tuple[tf.Tensor, Any]:
-            return _pad_stack(_element(parts, spec), spec, size)
+            batches = _element(parts, spec)
+            return _pad_stack(batches, spec, size)
 
-        return dataset.batch(size).map(pad).prefetch(tf.data.AUTOTUNE)
+        unpadded = dataset.batch(size)
+        stacks = unpadded.map(pad)
+        return stacks.prefetch(tf.data.AUTOTUNE)
 
     @tf.autograph.experimental.do_not_convert
     def split(*parts: object) -> tf.data.Dataset:
-        return _split_by_size(_element(parts, spec), spec, size)
+        batches = _element(parts, spec)
+        return _split_by_size(batches, spec, size)
 
     # The sizes of batches differ, so they are put together as ragged tensors first.
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(split).prefetch(tf.data.AUTOTUNE)
+    stacks = ragged.flat_map(split)
+    return stacks.prefetch(tf.data.AUTOTUNE)
 
 
 def describe_stacking_problem(spec: NestedSpec) -> str:
     """Returns why batches of this spec cannot be stacked and compiled, or "" if they can."""
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
-            return (
-                f"the batches hold a {type(part).__name__.removesuffix('Spec')}, which XLA does not"
-                " take"
-            )
+            kind = type(part).__name__.removesuffix("Spec")
+            return f"the batches hold a {kind}, which XLA does not take"
         if part.dtype in (tf.string, tf.variant, tf.resource):
             return f"the batches hold {part.dtype.name} tensors, which XLA does not take"
-        if part.shape.rank is None or not part.shape[1:].is_fully_defined():
+
+        # The first dimension counts the examples, and may differ between batches.
+        shape = part.shape
+        if shape.rank is None or not shape[1:].is_fully_defined():
             return (
-                f"the batches have no fixed shape ({part.shape}), and XLA compiles a program for"
+                f"the batches have no fixed shape ({shape}), and XLA compiles a program for"
                 " each; pad or crop the examples to one shape"
             )
     return ""
@@ -130,19 +143,23 @@ def _remove_prefetch(data: Data) -> Data:
     (input_dataset,) = get_input_datasets(data)
     if kind == "Prefetch":
         return input_dataset
-    return _remove_prefetch(input_dataset).with_options(data.options())
+    # The options of a dataset may stand after its prefetch.
+    options = data.options()
+    return _remove_prefetch(input_dataset).with_options(options)
 
 
 @tf.autograph.experimental.do_not_convert
 def _element(parts: tuple[object, ...], spec: NestedSpec) -> Any:
     """Returns the element that tf.data passes to a function in parts if it is a tuple."""
-    return tf.nest.pack_sequence_as(spec, tf.nest.flatten(parts))
+    tensors = tf.nest.flatten(parts)
+    return tf.nest.pack_sequence_as(spec, tensors)
 
 
 @tf.autograph.experimental.do_not_convert
 def _pad_stack(batches: Any, spec: NestedSpec, size: int) -> tuple[tf.Tensor, Any]:
     """Returns (number of batches, batches), padded with zeros to `size` batches. Runs in graph."""
-    count = tf.shape(tf.nest.flatten(batches)[0])[0]
+    first_stack = tf.nest.flatten(batches)[0]
+    count = tf.shape(first_stack)[0]
 
     def fill(stack: tf.Tensor, part: tf.TensorSpec) -> tf.Tensor:
         # Only the first dimension, the number of batches, is padded.
@@ -150,8 +167,10 @@ def _pad_stack(batches: Any, spec: NestedSpec, size: int) -> tuple[tf.Tensor, An
         added_inside = tf.zeros([part.shape.rank, 2], tf.int32)
         paddings = tf.concat([added_batches, added_inside], axis=0)
 
-        padded = tf.cond(count < size, lambda: tf.pad(stack, paddings), lambda: stack)
-        return tf.ensure_shape(padded, [size, *part.shape])
+        is_short = count < size
+        padded = tf.cond(is_short, lambda: tf.pad(stack, paddings), lambda: stack)
+        static_shape = [size, *part.shape]
+        return tf.ensure_shape(padded, static_shape)
 
     return count, tf.nest.map_structure(fill, batches, spec)
 
@@ -165,13 +184,16 @@ def _split_by_size(batches: Any, spec: NestedSpec, size: int) -> tf.data.Dataset
       spec: The spec of one batch.
       size: The number of batches that each run is padded to.
     """
-    ragged = [part for part in tf.nest.flatten(batches) if isinstance(part, tf.RaggedTensor)]
-    lengths = tf.stack([part.row_lengths() for part in ragged], axis=1)
+    parts = tf.nest.flatten(batches)
+    ragged_parts = [part for part in parts if isinstance(part, tf.RaggedTensor)]
+    row_lengths = [part.row_lengths() for part in ragged_parts]
+    lengths = tf.stack(row_lengths, axis=1)
 
     # A run begins with each batch whose size differs from the one before it.
     differences = tf.not_equal(lengths[1:], lengths[:-1])
     is_change = tf.reduce_any(differences, axis=1)
-    changes = tf.where(is_change)[:, 0] + 1
+    places = tf.where(is_change)[:, 0]
+    changes = places + 1
     num_batches = tf.shape(lengths, tf.int64)[0]
     begins = tf.concat([[0], changes], axis=0)
     ends = tf.concat([changes, [num_batches]], axis=0)
@@ -180,8 +202,12 @@ def _split_by_size(batches: Any, spec: NestedSpec, size: int) -> tf.data.Dataset
     def run(begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def cut(part: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
             rows = part[begin:end]
-            return rows.to_tensor() if isinstance(part, tf.RaggedTensor) else rows
+            if isinstance(part, tf.RaggedTensor):
+                return rows.to_tensor()
+            return rows
 
-        return _pad_stack(tf.nest.map_structure(cut, batches), spec, size)
+        batches_of_run = tf.nest.map_structure(cut, batches)
+        return _pad_stack(batches_of_run, spec, size)
 
-    return tf.data.Dataset.from_tensor_slices((begins, ends)).map(run)
+    ranges = tf.data.Dataset.from_tensor_slices((begins, ends))
+    return ranges.map(run)

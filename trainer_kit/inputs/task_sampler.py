@@ -54,8 +54,10 @@ class TaskSampler:
 
         def draw(block: tf.Tensor) -> tf.Tensor:
             # Only the first block has draws before the position.
-            begin = tf.where(block == first_block, used_draws, 0)
-            return self._block(block)[begin:]
+            is_first = block == first_block
+            begin = tf.where(is_first, used_draws, 0)
+            block_tasks = self._block(block)
+            return block_tasks[begin:]
 
         tasks = blocks.map(draw).unbatch()
         return declare_endless(tasks)
@@ -70,16 +72,19 @@ class TaskSampler:
 
         def count(block: tf.Tensor) -> tf.Tensor:
             # Only the last block has draws after the position.
-            draws = tf.where(block == last_block, remaining_draws, BLOCK)
-            tasks = tf.cast(self._block(block)[:draws], tf.int32)
+            is_last = block == last_block
+            end = tf.where(is_last, remaining_draws, BLOCK)
+            block_tasks = self._block(block)
+            tasks = tf.cast(block_tasks[:end], tf.int32)
             return tf.math.bincount(
                 tasks, minlength=number_of_tasks, maxlength=number_of_tasks, dtype=tf.int64
             )
 
         blocks = tf.data.Dataset.range(last_block + 1)
         zeros = tf.zeros([number_of_tasks], tf.int64)
-        counts = blocks.map(count).reduce(zeros, lambda total, more: total + more)
-        return [int(number) for number in counts.numpy()]
+        block_counts = blocks.map(count)
+        totals = block_counts.reduce(zeros, lambda total, more: total + more)
+        return [int(total) for total in totals.numpy()]
 
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
@@ -100,17 +105,26 @@ class TaskSampler:
             # Alpha falls from 1 in the first epoch to _LAST_ALPHA in the last.
             first_step = block * BLOCK
             steps = first_step + tf.range(BLOCK, dtype=tf.int64)
-            epochs = max(1, -(-config.total_steps // config.steps_per_epoch))
-            last_epoch = epochs - 1
-            epoch = tf.minimum(steps // config.steps_per_epoch, last_epoch)
-            decay = (1.0 - _LAST_ALPHA) * tf.cast(epoch, tf.float64)
+            steps_per_epoch = config.steps_per_epoch
+            # An epoch that the last step cuts counts as a whole one.
+            epochs = -(-config.total_steps // steps_per_epoch)
+            last_epoch = max(1, epochs) - 1
+
+            epoch = tf.minimum(steps // steps_per_epoch, last_epoch)
+            range_of_alpha = 1.0 - _LAST_ALPHA
+            decay = range_of_alpha * tf.cast(epoch, tf.float64)
             alpha = 1.0 - decay / max(1, last_epoch)
-            shares = weights ** alpha[:, tf.newaxis]
+            exponents = alpha[:, tf.newaxis]
+            shares = weights**exponents
         else:
             shares = tf.ones_like(weights)
 
         # The last bound is exactly 1, which no draw reaches.
         sums = tf.cumsum(shares, axis=1)
-        bounds = sums / sums[:, -1:]
-        is_above = draws[:, tf.newaxis] >= bounds
-        return tf.reduce_sum(tf.cast(is_above, tf.int64), axis=1)
+        totals = sums[:, -1:]
+        bounds = sums / totals
+
+        # The number of bounds that a draw has reached is the index of its task.
+        draws = draws[:, tf.newaxis]
+        has_reached = tf.cast(draws >= bounds, tf.int64)
+        return tf.reduce_sum(has_reached, axis=1)

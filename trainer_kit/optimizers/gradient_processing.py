@@ -36,7 +36,9 @@ _NOT_FINITE_MESSAGE = (
     " step:"
 )
 _NOT_FINITE_PATTERN = re.compile(
-    re.escape(_NOT_FINITE_MESSAGE) + r" ([^\]]*)\] \[([01 ]+)\] \[(\d+)\]"
+    re.escape(_NOT_FINITE_MESSAGE)
+    # The data of the assertion: the paths of the variables, the flags and the step.
+    + r" ([^\]]*)\] \[([01 ]+)\] \[(\d+)\]"
 )
 
 
@@ -118,14 +120,17 @@ class GradientProcessing:
             def add_noise(
                 gradients: list[Gradient], variables: list[Variable], updates: IntLike
             ) -> list[Gradient]:
-                suffix = f"/{self.optimizer_name}" if self.optimizer_name else ""
-                return _with_noise(config, f"{seed}/{config.seed}{suffix}", gradients, updates)
+                noise_seed = f"{seed}/{config.seed}"
+                if self.optimizer_name:
+                    noise_seed += f"/{self.optimizer_name}"
+                return _with_noise(config, noise_seed, gradients, updates)
 
             return add_noise
 
         if kind in GradientProcessorConfig.registry:
             entry = GradientProcessorConfig.registry.lookup(kind)
-            return _wrap_registered_processor(kind, entry.build(config))
+            function = entry.build(config)
+            return _wrap_registered_processor(kind, function)
 
         if kind == "scale":
             return lambda gradients, variables, updates: [
@@ -133,7 +138,8 @@ class GradientProcessing:
             ]
 
         if kind in _BOUNDS:
-            bounds = Clipping(**{_BOUNDS[kind]: config.bound})
+            bound_name = _BOUNDS[kind]
+            bounds = Clipping(**{bound_name: config.bound})
             return lambda gradients, variables, updates: clip(gradients, bounds)
 
         return _centralize if kind == "centralize" else _summarize
@@ -150,13 +156,16 @@ class GradientProcessing:
         step = complete_steps + 1
         finite = []
         for gradient in gradients:
-            is_finite = tf.math.is_finite(_values(gradient))
+            values = _values(gradient)
+            is_finite = tf.math.is_finite(values)
             finite.append(tf.reduce_all(is_finite))
         flags = tf.cast(tf.stack(finite), tf.int32)
-        names = "|".join(variable_path(variable) for variable in variables)
+        paths = [variable_path(variable) for variable in variables]
+        names = "|".join(paths)
 
+        all_finite = tf.reduce_all(tf.stack(finite))
         assertion = tf.raw_ops.Assert(
-            condition=tf.reduce_all(tf.stack(finite)),
+            condition=all_finite,
             data=[f"{_NOT_FINITE_MESSAGE} {names}", flags, step],
             summarize=len(finite),
         )
@@ -174,7 +183,8 @@ class GradientProcessing:
             all_patterns += patterns
         for pattern in dict.fromkeys(all_patterns):
             if not is_found(pattern, paths):
-                near = ", ".join(similar_paths(pattern, paths))
+                near_paths = similar_paths(pattern, paths)
+                near = ", ".join(near_paths)
                 _log.warning(
                     "gradient_processors: the pattern %r matches no variable; there are: %s",
                     pattern,
@@ -193,7 +203,8 @@ def parse_non_finite_gradient(error: tf.errors.OpError) -> tuple[str, int] | Non
     names = match[1].split("|")
     flags = match[2].split()
     step = int(match[3])
-    return names[flags.index("0")], step
+    place = flags.index("0")
+    return names[place], step
 
 
 def _with_noise(
@@ -214,8 +225,10 @@ def _with_noise(
         dense = tf.convert_to_tensor(gradient)
         variable_seed = tf.constant(first_seed + place, tf.int64)
         seeds = tf.stack([variable_seed, update])
-        numbers = _normal_numbers(tf.shape(dense), seeds)
-        noise = tf.cast(stddev * numbers, dense.dtype)
+        shape = tf.shape(dense)
+        numbers = _normal_numbers(shape, seeds)
+        noise = stddev * numbers
+        noise = tf.cast(noise, dense.dtype)
         results.append(dense + noise)
     return results
 
@@ -234,8 +247,9 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     # A pair of random numbers gives a pair of normal ones.
     size = tf.reduce_prod(shape)
     pair_count = (size + 1) // 2
+    pairs_shape = tf.stack([2, pair_count])
     bits = tf.random.stateless_uniform(
-        tf.stack([2, pair_count]), seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+        pairs_shape, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
 
     # The upper 24 bits are exact in float32. The shares are above 0, so that the logarithm is
@@ -251,7 +265,10 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     first_half = length * tf.cos(angle)
     second_half = length * tf.sin(angle)
     numbers = tf.concat([first_half, second_half], axis=0)
-    return tf.reshape(numbers[:size], shape)
+
+    # The last pair has a number too many if the size is odd.
+    numbers = numbers[:size]
+    return tf.reshape(numbers, shape)
 
 
 def _centralize(
@@ -262,8 +279,10 @@ def _centralize(
         if len(variable.shape) >= 2:
             # Rows without a gradient change too.
             gradient = tf.convert_to_tensor(gradient)
-            axes = list(range(gradient.shape.rank - 1))
-            gradient -= tf.reduce_mean(gradient, axis=axes, keepdims=True)
+            last_axis = gradient.shape.rank - 1
+            axes = list(range(last_axis))
+            means = tf.reduce_mean(gradient, axis=axes, keepdims=True)
+            gradient -= means
         centralized.append(gradient)
     return centralized
 
@@ -275,9 +294,11 @@ def _summarize(
         # Without the empty name scope "cond/" would stand before the names.
         with tf.summary.record_if(True), tf.name_scope(""):
             for gradient, variable in zip(gradients, variables, strict=True):
-                values = tf.cast(_values(gradient), tf.float32)
+                values = _values(gradient)
+                values = tf.cast(values, tf.float32)
                 norm = tf.norm(values)
-                tf.summary.scalar(f"gradient_norm/{variable_path(variable)}", norm)
+                path = variable_path(variable)
+                tf.summary.scalar(f"gradient_norm/{path}", norm)
         return tf.constant(True)
 
     # The condition is outside, so that the norms are computed only in steps that write them.
@@ -292,11 +313,11 @@ def _wrap_registered_processor(name: str, function: object) -> Processor:
     parameter_count = -1
     if callable(function):
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(function).parameters.values()
-        parameter_count = sum(
-            parameter.kind in positional and parameter.default is parameter.empty
-            for parameter in parameters
-        )
+        signature = inspect.signature(function)
+        parameter_count = 0
+        for parameter in signature.parameters.values():
+            if parameter.kind in positional and parameter.default is parameter.empty:
+                parameter_count += 1
     if not callable(function) or parameter_count not in (1, 2):
         raise UsageError(
             f"the gradient processor {name!r} built {function!r:.80};"
@@ -338,9 +359,12 @@ def _check_results(
     for result, gradient, variable in zip(results, dense, variables, strict=True):
         shape = tf.TensorShape(getattr(result, "shape", None))
         if result is None or not shape.is_compatible_with(gradient.shape):
-            kind = "None" if result is None else f"a gradient of shape {result.shape}"
+            kind = "None"
+            if result is not None:
+                kind = f"a gradient of shape {result.shape}"
+            path = variable_path(variable)
             raise UsageError(
-                f"the gradient processor {name!r} returned {kind} for {variable_path(variable)},"
+                f"the gradient processor {name!r} returned {kind} for {path},"
                 f" whose shape is {gradient.shape}; return a gradient of the same shape"
             )
 

@@ -73,30 +73,40 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
         step = tf.cast(self.iterations + 1, dtype)
         rate = tf.cast(learning_rate, dtype)
         if self.warmup_steps:
-            rate *= tf.minimum(step / self.warmup_steps, 1.0)
+            share_of_warmup = step / self.warmup_steps
+            rate *= tf.minimum(share_of_warmup, 1.0)
 
         # Weights may be loaded after `build`, so the first step takes them from the model.
         fast_slot, velocity = self.get_slots(variable)
         weight = tf.convert_to_tensor(variable)
         slot_value = tf.convert_to_tensor(fast_slot)
-        old_fast = tf.where(step == 1.0, weight, slot_value)
-        fast_share = 1.0 - self.beta_1
-        mean = (weight - fast_share * old_fast) / self.beta_1
+        is_first = step == 1.0
+        old_fast = tf.where(is_first, weight, slot_value)
 
-        difference = tf.square(gradient) - velocity
+        # The weight is y, of which the mean x and the fast weight z are parts.
+        fast_share = 1.0 - self.beta_1
+        mean_part = weight - fast_share * old_fast
+        mean = mean_part / self.beta_1
+
+        square = tf.square(gradient)
+        difference = square - velocity
         growth = difference * (1.0 - self.beta_2)
         self.assign_add(velocity, growth)
 
         # The velocity starts at 0. Divided by the correction it is a mean of the squares so far.
-        correction = 1.0 - tf.cast(self.beta_2, dtype) ** step
-        size = tf.sqrt(velocity / correction) + self.epsilon
+        beta_2 = tf.cast(self.beta_2, dtype)
+        correction = 1.0 - beta_2**step
+        mean_square = velocity / correction
+        size = tf.sqrt(mean_square) + self.epsilon
         direction = gradient / size
         weight_decay = self.decay_rates.get_value(self, variable)
         if weight_decay:
             direction += weight_decay * weight
 
         new_fast = old_fast - rate * direction
-        mean += (new_fast - mean) / step
-        new_weight = fast_share * new_fast + self.beta_1 * mean
+        distance = new_fast - mean
+        mean += distance / step
+        fast_part = fast_share * new_fast
+        new_weight = fast_part + self.beta_1 * mean
         self.assign(fast_slot, new_fast)
         self.assign(variable, new_weight)

@@ -88,13 +88,17 @@ def print_error(
         for cause in (mistake, mistake.__cause__):
             if isinstance(cause, ConfigError):
                 notes += getattr(cause, "__notes__", ())
-        print_to_stderr("\n  ".join([f"error: {mistake}", *notes]))
+        text = "\n  ".join([f"error: {mistake}", *notes])
+        print_to_stderr(text)
         return mistake.exit_code
 
     place = "above" if debug else _save_traceback(error, model_dir)
-    lines = list(_describe(error))[: LINES - 1]
+    # The last line is the place of the traceback.
+    description = list(_describe(error))
+    lines = description[: LINES - 1]
     lines.append(f"  the whole traceback: {place}")
-    print_to_stderr("error: " + "\n".join(lines))
+    text = "\n".join(lines)
+    print_to_stderr(f"error: {text}")
     return ExitCode.BUG
 
 
@@ -112,7 +116,8 @@ def format_reason(error: BaseException) -> list[str]:
     message = _COLOURS.sub("", get_error_message(error))
     text = _END.split(message, maxsplit=1)[0]
     lines = []
-    for line in _remove_stacks(text.splitlines()):
+    all_lines = text.splitlines()
+    for line in _remove_stacks(all_lines):
         for pattern, replacement in _NOISE:
             line = pattern.sub(replacement, line)
         lines.append(line.strip())
@@ -137,8 +142,9 @@ def _describe(error: BaseException) -> Iterator[str]:
 
     # Where the error came from.
     if frames:
-        yield str(frames[-1])
-        yield f"    {frames[-1].code}"
+        deepest_frame = frames[-1]
+        yield str(deepest_frame)
+        yield f"    {deepest_frame.code}"
     elif is_raised_here:
         yield "no line of your code is in this traceback, so it may be a bug in trainer_kit"
     else:
@@ -154,12 +160,16 @@ def _describe(error: BaseException) -> Iterator[str]:
 
     # The shapes, and the calls that led there.
     if frames:
-        if values := describe_values(get_frame_locals(error, frames[-1])):
+        local_values = get_frame_locals(error, deepest_frame)
+        if values := describe_values(local_values):
             yield f"  where {values}"[:_WIDTH]
+
         # The user's functions that called the deepest one.
-        function = frames[-1].function
-        callers = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != function]
-        for frame in reversed(callers[-2:]):
+        outer_frames = dict.fromkeys(frames[:-1])
+        function = deepest_frame.function
+        callers = [frame for frame in outer_frames if frame.function != function]
+        last_callers = callers[-2:]
+        for frame in reversed(last_callers):
             yield f"  called from {frame}: {frame.code}"[:_WIDTH]
     else:
         for frame in package_frames[-3:]:
@@ -176,7 +186,8 @@ def describe_values(values: Mapping[str, object]) -> str:
     The text looks like "x is float32 [20, 8], y is ...". It covers the first eight values.
     """
     phrases = []
-    for name, value in list(values.items())[:8]:
+    first_items = list(values.items())[:8]
+    for name, value in first_items:
         if text := describe_structure(value):
             phrases.append(f"{name} is {text}")
     return ", ".join(phrases)
@@ -189,7 +200,8 @@ def describe_structure(value: object, depth: int = 0) -> str:
     """
     if isinstance(value, Mapping) and value and depth < 4:
         parts = []
-        for key, part in list(value.items())[:12]:
+        first_items = list(value.items())[:12]
+        for key, part in first_items:
             text = describe_structure(part, depth + 1)
             if not text:
                 return ""
@@ -241,8 +253,11 @@ def _save_traceback(error: BaseException, model_dir: str | None) -> str:
     now = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = f"{now}-{os.getpid()}.txt"
     paths = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
-    if model_dir and os.path.exists(os.path.join(model_dir, "params.yaml")):
-        paths.insert(0, os.path.join(model_dir, "errors", name))
+    if model_dir:
+        # A recorded run has this file.
+        params_path = os.path.join(model_dir, "params.yaml")
+        if os.path.exists(params_path):
+            paths.insert(0, os.path.join(model_dir, "errors", name))
     for path in paths:
         with contextlib.suppress(StorageError):
             files.write_text(path, text, point="error")

@@ -91,7 +91,8 @@ class ConsoleWriter:
                 self._newest = (report, self._clock())
                 self._live = self._live or self._start()
         else:
-            self.log("\n".join(lines.format_report_lines(report)))
+            report_lines = lines.format_report_lines(report)
+            self.log("\n".join(report_lines))
 
     def log(self, text: str) -> None:
         """Prints `text` on a separate line, above the display if it is drawn.
@@ -171,10 +172,12 @@ class ConsoleWriter:
         parts: list[Group | Text] = []
         if self._newest is not None:
             report, report_time = self._newest
-            parts.append(_render_report(report, self._clock() - report_time, self._best))
+            elapsed = self._clock() - report_time
+            parts.append(_render_report(report, elapsed, self._best))
         activity = self._activity
         if activity is not None:
-            parts.append(Text(lines.format_activity(activity), no_wrap=True, overflow="ellipsis"))
+            line = lines.format_activity(activity)
+            parts.append(Text(line, no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
 
@@ -187,7 +190,9 @@ class _ClosableStream:
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        text = text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        # Characters that the stream cannot encode are written as escapes.
+        encoded = text.encode(self.encoding, "backslashreplace")
+        text = encoded.decode(self.encoding)
         self._attempt(lambda: self._stream.write(text))
         return len(text)
 
@@ -228,7 +233,8 @@ def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] 
     grid.add_column(no_wrap=True)
     if report.total_steps is not None:
         grid.add_column(ratio=1, min_width=4)
-        cells.append(ProgressBar(total=max(report.total_steps, 1), completed=report.step))
+        total = max(report.total_steps, 1)
+        cells.append(ProgressBar(total=total, completed=report.step))
     for text in lines.format_time_left(report, elapsed):
         grid.add_column(no_wrap=True)
         cells.append(Text(text))

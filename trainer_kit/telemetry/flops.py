@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -108,13 +107,15 @@ def count_flops(model: CallableModel, inputs_spec: NestedSpec) -> FlopsResult:
         flops, left_out = _count_graph(graph)
     except Exception as error:
         # Keras's messages have several lines, with colours.
-        message = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
-        words = message.split()
-        return FlopsResult(None, " ".join(words)[:_MAX_PROBLEM_LENGTH])
+        text = f"{type(error).__name__}: {error}"
+        message = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        line = " ".join(message.split())
+        return FlopsResult(None, line[:_MAX_PROBLEM_LENGTH])
 
     if not left_out:
         return FlopsResult(flops)
-    names = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))
+    rows = sorted(left_out.items())
+    names = ", ".join(f"{count} {name}" for name, count in rows)
     return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
 
 
@@ -149,7 +150,8 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
     profile = _profile(graph)
     # Importing Model Garden adds a rule for Einsum to the profiler. The number must not depend on
     # that.
-    flops = int(profile.total_float_ops) - _sum_profiled_flops(profile, "Einsum")
+    total_flops = int(profile.total_float_ops)
+    flops = total_flops - _sum_profiled_flops(profile, "Einsum")
     left_out = Counter[str]()
     functions = get_called_functions(graph)
 
@@ -157,7 +159,8 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
         is_call = operation.type in _CALLS
         called = None
         if is_call:
-            called = functions.get(operation.get_attr("f").name)
+            function = operation.get_attr("f")
+            called = functions.get(function.name)
         if called is not None:
             called_flops, called_left_out = _count_graph(called)
             flops += called_flops
@@ -212,17 +215,25 @@ def _einsum_flops(operation: tf.Operation) -> int:
     if len(operation.inputs) < 2:
         return 0
 
-    equation = operation.get_attr("equation").decode().replace(" ", "")
+    equation = operation.get_attr("equation").decode()
+    equation = equation.replace(" ", "")
     inputs, output = equation.split("->")
     first_input = inputs.split(",")[0]
     letters_before, _, letters_after = first_input.partition("...")
     shape = operation.inputs[0].shape.as_list()
+
     # The dimensions of an ellipsis are in the product too, so only letters are summed.
+    begin_after = len(shape) - len(letters_after)
     sizes_before = shape[: len(letters_before)]
-    sizes_after = shape[len(shape) - len(letters_after) :]
-    letters_and_sizes = zip(letters_before + letters_after, sizes_before + sizes_after, strict=True)
-    summed = math.prod(size for letter, size in letters_and_sizes if letter not in output)
-    return 2 * operation.outputs[0].shape.num_elements() * summed
+    sizes_after = shape[begin_after:]
+    letters = letters_before + letters_after
+    sizes = sizes_before + sizes_after
+    combinations = 1
+    for letter, size in zip(letters, sizes, strict=True):
+        if letter not in output:
+            combinations *= size
+    product_size = operation.outputs[0].shape.num_elements()
+    return 2 * product_size * combinations
 
 
 def describe_model_cost(trainer: TrainedModel) -> str:

@@ -85,7 +85,8 @@ class JsonLinesWriter:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
         scalars = flatten_scalars(report.metrics)
-        record["metrics"] = {name: to_json_number(value) for name, value in scalars.items()}
+        metrics = {name: to_json_number(value) for name, value in scalars.items()}
+        record["metrics"] = metrics
         if report.reason:
             record["reason"] = report.reason
 
@@ -98,8 +99,8 @@ class JsonLinesWriter:
             return
 
         # Only a change is compared by its value: an evaluation gives the same numbers again.
-        metrics = record["metrics"] if kind == CHANGE else None
-        if has_report(self.path, kind, step, metrics):
+        compared_metrics = metrics if kind == CHANGE else None
+        if has_report(self.path, kind, step, compared_metrics):
             return
         if step == last_step:
             self._append(record)
@@ -122,7 +123,8 @@ class JsonLinesWriter:
         content, superseded_lines = _split(self.path, int(step))
         if superseded_lines:
             _supersede(superseded_path(self.path), int(step), superseded_lines)
-            files.write_text(self.path, content.decode(errors="replace"), point="history")
+            text = content.decode(errors="replace")
+            files.write_text(self.path, text, point="history")
 
     def flush(self) -> None:
         """Forces the written lines to the disk.
@@ -181,8 +183,10 @@ class JsonLinesWriter:
                 if other["step"] <= record["step"]:
                     place = end
                     break
-            text = data[:place] + _encode_line(record) + data[place:]
-        files.write_text(self.path, text.decode(errors="replace"), point="history")
+            line = _encode_line(record)
+            content = data[:place] + line + data[place:]
+        text = content.decode(errors="replace")
+        files.write_text(self.path, text, point="history")
 
 
 def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -200,7 +204,8 @@ def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Args:
       path: The file.
     """
-    return _select_active(record for record in files.read_json_lines(path) if _is_report(record))
+    records = files.read_json_lines(path)
+    return _select_active(record for record in records if _is_report(record))
 
 
 def has_report(
@@ -282,18 +287,19 @@ def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
 
     # The record follows the others of its step.
     end = place
-    while end < len(history) and history[end]["step"] == record["step"]:
+    step = record["step"]
+    while end < len(history) and history[end]["step"] == step:
         end += 1
     history.insert(end, record)
 
 
 def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns the key of a report. Of two reports with the same key only the later counts."""
-    return (
-        record["kind"],
-        record["step"],
-        frozenset(record["metrics"] if record["kind"] == CHANGE else ()),
-    )
+    # A step may have changes of several hyper-parameters.
+    changed_names: frozenset[str] = frozenset()
+    if record["kind"] == CHANGE:
+        changed_names = frozenset(record["metrics"])
+    return record["kind"], record["step"], changed_names
 
 
 def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
@@ -322,8 +328,9 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
                 records.append({**record, "line": number})
 
         active = _select_active([*records, _resume_record(step)])
-        superseded = {record["line"] for record in records}
-        superseded -= {record["line"] for record in active}
+        all_numbers = {record["line"] for record in records}
+        active_numbers = {record["line"] for record in active}
+        superseded = all_numbers - active_numbers
 
         # A last line without a line break was cut, unless it contains a whole record.
         last_number = len(lines) - 1
@@ -363,7 +370,8 @@ def _supersede(path: str, step: int, lines: list[bytes]) -> None:
     try:
         files.report_write_point("history.supersede", path)
         with _open_to_append(path) as stream:
-            stream.write(_encode_line(mark) + b"".join(line + b"\n" for line in lines))
+            content = b"".join(line + b"\n" for line in lines)
+            stream.write(_encode_line(mark) + content)
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
@@ -371,7 +379,8 @@ def _supersede(path: str, step: int, lines: list[bytes]) -> None:
 
 
 def _encode_line(record: Mapping[str, JsonValue]) -> bytes:
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
+    text = json.dumps(record, allow_nan=False)
+    return text.encode() + b"\n"
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
@@ -380,7 +389,9 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
         record = files.parse_json(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and _is_report(record) else None
+    if isinstance(record, dict) and _is_report(record):
+        return record
+    return None
 
 
 def _is_report(record: Mapping[str, JsonValue]) -> bool:
@@ -397,11 +408,12 @@ def _map_file(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
         try:
             if os.path.isfile(path) and os.path.getsize(path) > 0:
                 stream = stack.enter_context(open(path, "rb"))
-                data = stack.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+                mapped_file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                data = stack.enter_context(mapped_file)
         except OSError as error:
-            raise StorageError(
-                f"{os.fspath(path)} cannot be read: {error.strerror or error}"
-            ) from error
+            name = os.fspath(path)
+            reason = error.strerror or error
+            raise StorageError(f"{name} cannot be read: {reason}") from error
         yield data
 
 
@@ -424,11 +436,10 @@ def _open_to_append(path: str) -> IO[bytes]:
 def _decode(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record with its rates and metrics as floats."""
     metrics = record.get("metrics")
-    rates = {
-        name: from_json_number(record[name])
-        for name in WALL_CLOCK_FIELDS
-        if record.get(name) is not None
-    }
+    rates = {}
+    for name in WALL_CLOCK_FIELDS:
+        if record.get(name) is not None:
+            rates[name] = from_json_number(record[name])
     numbers: dict[str, float] = {}
     if isinstance(metrics, dict):
         numbers = {name: from_json_number(value) for name, value in metrics.items()}
@@ -436,4 +447,5 @@ def _decode(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _storage_error(path: str, error: Exception) -> StorageError:
-    return StorageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")
+    reason = getattr(error, "strerror", None) or error
+    return StorageError(f"{path} cannot be written: {reason}")

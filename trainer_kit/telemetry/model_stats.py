@@ -62,12 +62,17 @@ def count_parameters(model: Model) -> ParameterCount:
 
     trainable = _deduplicate(trainable_variables)
     trainable_ids = {id(variable) for variable in trainable}
-    frozen = [variable for variable in _deduplicate(variables) if id(variable) not in trainable_ids]
-    return ParameterCount(sum(map(_size, trainable)), sum(map(_size, frozen)))
+    all_variables = _deduplicate(variables)
+    frozen = [variable for variable in all_variables if id(variable) not in trainable_ids]
+    trainable_size = sum(map(_size, trainable))
+    frozen_size = sum(map(_size, frozen))
+    return ParameterCount(trainable_size, frozen_size)
 
 
 def _deduplicate(variables: Iterable[Variable]) -> list[Variable]:
-    return list({id(variable): variable for variable in variables}.values())
+    # Variables are compared by their identity.
+    variables_by_id = {id(variable): variable for variable in variables}
+    return list(variables_by_id.values())
 
 
 def _size(variable: Variable) -> int:

@@ -27,18 +27,20 @@ def format_single_report(report: Report) -> str:
     training_loss 0.123", or "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98
     at step 200".
     """
-    parts = [
-        report.kind,
-        f"step {format_progress(report)}",
-        *format_rates(report),
-        *format_time_left(report),
-    ]
-    if report.kind != "train" and report.seconds > 0:
-        parts.append(f"{format_number(report.seconds)} s")
+    is_training = report.kind == "train"
+    parts = [report.kind]
+    parts.append(f"step {format_progress(report)}")
+    parts += format_rates(report)
+    parts += format_time_left(report)
+    if not is_training and report.seconds > 0:
+        seconds = format_number(report.seconds)
+        parts.append(f"{seconds} s")
     parts += format_metrics(report)
-    if report.kind != "train" and report.best is not None:
+    if not is_training and report.best is not None:
         parts.append(format_best(report.best))
-    return replace_unprintable(" | ".join(parts))
+
+    line = " | ".join(parts)
+    return replace_unprintable(line)
 
 
 def format_activity(activity: Activity) -> str:
@@ -54,12 +56,14 @@ def format_activity(activity: Activity) -> str:
     remaining = None
     parts = [name]
     if name == EVALUATING:
+        batches = _format_fraction(completed, total)
         parts.append(f"step {activity.step}")
-        parts.append(f"batch {_format_fraction(completed, total)}")
+        parts.append(f"batch {batches}")
         if total is not None:
             remaining = max(0, total - completed)
     elif name == TRAINING:
-        parts.append(f"step {_format_fraction(activity.step, total)}")
+        steps = _format_fraction(activity.step, total)
+        parts.append(f"step {steps}")
         if total is not None:
             remaining = max(0, total - activity.step)
 
@@ -67,14 +71,16 @@ def format_activity(activity: Activity) -> str:
     parts.append(format_duration(activity.seconds))
     if remaining is not None and completed > 0:
         seconds_left = activity.seconds / completed * remaining
-        parts.append(f"{format_duration(seconds_left)} left")
+        time_left = format_duration(seconds_left)
+        parts.append(f"{time_left} left")
     return " | ".join(parts)
 
 
 def _format_fraction(done: int, total: int | None) -> str:
     if total is None:
         return f"{done}"
-    return f"{done}/{max(done, total)}"
+    shown_total = max(done, total)
+    return f"{done}/{shown_total}"
 
 
 def format_progress(report: Report) -> str:
@@ -84,7 +90,8 @@ def format_progress(report: Report) -> str:
         steps = f"{report.step}/{report.total_steps}"
     if report.epoch_progress is None:
         return steps
-    return f"{steps} ({format_epoch_progress(report.epoch_progress)})"
+    epochs = format_epoch_progress(report.epoch_progress)
+    return f"{steps} ({epochs})"
 
 
 def format_epoch_progress(progress: EpochProgress) -> str:
@@ -120,7 +127,8 @@ def format_time_left(report: Report, elapsed: float = 0.0) -> list[str]:
     if seconds is None:
         return []
     remaining = max(0.0, seconds - elapsed)
-    return [f"{format_duration(remaining)} left"]
+    time_left = format_duration(remaining)
+    return [f"{time_left} left"]
 
 
 def format_metrics(report: Report) -> list[str]:
@@ -137,16 +145,19 @@ def format_metrics(report: Report) -> list[str]:
         hidden_names = {f"best_{best_name}", nested_name.replace("|", "/")}
 
     texts = []
-    for name, value in flatten_scalars(report.metrics).items():
+    scalars = flatten_scalars(report.metrics)
+    for name, value in scalars.items():
         if name not in hidden_names:
-            texts.append(f"{name} {format_number(value)}")
+            number = format_number(value)
+            texts.append(f"{name} {number}")
     return texts
 
 
 def format_best(best: tuple[str, float, int]) -> str:
     """Returns "best accuracy 0.98 at step 200"."""
     name, value, step = best
-    return f"best {name} {format_number(value)} at step {step}"
+    number = format_number(value)
+    return f"best {name} {number} at step {step}"
 
 
 def estimate_seconds_left(report: Report) -> float | None:
@@ -157,14 +168,18 @@ def estimate_seconds_left(report: Report) -> float | None:
     if report.seconds_left is not None:
         return report.seconds_left
     rate = report.steps_per_second
-    if report.total_steps is None or rate is None or not 0 < rate < math.inf:
+    if report.total_steps is None or rate is None:
         return None
-    return max(0.0, (report.total_steps - report.step) / rate)
+    if not 0 < rate < math.inf:
+        return None
+    steps_left = report.total_steps - report.step
+    return max(0.0, steps_left / rate)
 
 
 def format_duration(seconds: float) -> str:
     """Returns `seconds`, rounded up, as hours:minutes:seconds, e.g. "0:00:12" or "123:05:00"."""
-    minutes, rest = divmod(math.ceil(seconds), 60)
+    whole_seconds = math.ceil(seconds)
+    minutes, rest = divmod(whole_seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
@@ -186,9 +201,11 @@ def replace_unprintable(text: str, keep: str = "") -> str:
     """Returns `text` with a space for each character that is not printable and not in `keep`."""
     if text.isprintable():
         return text
-    return "".join(
-        character if character.isprintable() or character in keep else " " for character in text
-    )
+    characters = []
+    for character in text:
+        is_kept = character.isprintable() or character in keep
+        characters.append(character if is_kept else " ")
+    return "".join(characters)
 
 
 def _select_set(report: Report, name: str) -> Report:

@@ -34,7 +34,9 @@ def as_scalar(value: Any) -> float | None:
     array = value.numpy() if hasattr(value, "numpy") else value
     dtype = getattr(array, "dtype", None)
     kind = getattr(dtype, "kind", "")
-    return _to_float(array) if kind in _NUMBER_KINDS else None
+    if kind not in _NUMBER_KINDS:
+        return None
+    return _to_float(array)
 
 
 def flatten_scalars(values: Mapping[str, object], separator: str = "/") -> dict[str, float]:
@@ -93,7 +95,8 @@ def get_training_loss(logs: Mapping[str, Any]) -> float:
         return float(logs[LOSS])
 
     scalars = flatten_scalars(logs)
-    losses = [loss for name, loss in scalars.items() if name.endswith(f"/{LOSS}")]
+    suffix = f"/{LOSS}"
+    losses = [loss for name, loss in scalars.items() if name.endswith(suffix)]
     for loss in losses:
         if not math.isfinite(loss):
             return loss

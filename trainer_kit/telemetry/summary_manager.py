@@ -130,14 +130,17 @@ class SummaryManager:
         relative_paths = []
         with self._storage_errors(""):
             for folder, _, names in tf.io.gfile.walk(self._directory):
-                if any(_parse_opening_second(name) is not None for name in names):
+                seconds = [_parse_opening_second(name) for name in names]
+                has_events = any(second is not None for second in seconds)
+                if has_events:
                     path = os.path.relpath(folder, self._directory)
                     relative_paths.append("" if path == "." else path)
 
         for relative_path in relative_paths:
             # The event makes readers forget the events of its step and of later steps.
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1)
+            next_step = int(step) + 1
+            event = tf.compat.v1.Event(wall_time=time.time(), step=next_step)
             event.session_log.CopyFrom(start)
             self._append(relative_path, event, times=2)
 
@@ -177,9 +180,11 @@ class SummaryManager:
         try:
             yield
         except tf.errors.OpError as error:
-            folder = os.path.join(self._directory or "", relative_path).rstrip(os.sep)
+            path = os.path.join(self._directory or "", relative_path)
+            folder = path.rstrip(os.sep)
+            reason = _describe_error(error)
             raise StorageError(
-                f"no TensorBoard summary can be written in {folder}: {_describe_error(error)}"
+                f"no TensorBoard summary can be written in {folder}: {reason}"
             ) from error
 
     def _write(self, values: Mapping[str, object], step: int, relative_path: str) -> None:
@@ -188,7 +193,8 @@ class SummaryManager:
         summary = event.summary
         for name, value in values.items():
             if isinstance(value, Mapping):
-                self._write(value, step, os.path.join(relative_path, name))
+                folder = os.path.join(relative_path, name)
+                self._write(value, step, folder)
                 continue
             number = as_scalar(value)
             if number is None:
@@ -214,8 +220,9 @@ class SummaryManager:
             serialized = tf.constant(event.SerializeToString())
             if writer not in self._handles:
                 self._handles[writer] = _get_resource_handle(writer)
+            handle = self._handles[writer]
             for _ in range(times):
-                tf.raw_ops.ImportEvent(writer=self._handles[writer], event=serialized)
+                tf.raw_ops.ImportEvent(writer=handle, event=serialized)
             writer.flush()
 
     def _warn(self, name: str, value: object) -> None:
@@ -270,10 +277,11 @@ class TensorBoardWriter:
             values["steps_per_second"] = report.steps_per_second
         if report.examples_per_second is not None:
             values["examples_per_second"] = report.examples_per_second
+        manager = self._managers[kind]
         if self._takes_step[kind]:
-            self._managers[kind].write_summaries(values, step=report.step)
+            manager.write_summaries(values, step=report.step)
         else:
-            self._managers[kind].write_summaries(values)
+            manager.write_summaries(values)
 
     def flush(self) -> None:
         """Flushes both managers."""
@@ -283,7 +291,8 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Flushes both managers, and closes those that can be closed."""
         for manager in self._managers.values():
-            getattr(manager, "close", manager.flush)()
+            close = getattr(manager, "close", manager.flush)
+            close()
 
 
 def _get_resource_handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
@@ -309,7 +318,8 @@ def _wait_for_a_later_name(folder: str) -> None:
     newest = 0
     if tf.io.gfile.isdir(folder):
         for name in tf.io.gfile.listdir(folder):
-            newest = max(newest, _parse_opening_second(name) or 0)
+            second = _parse_opening_second(name)
+            newest = max(newest, second or 0)
     if newest > time.time():
         _LOG.warning(
             "%s has event files from the future; TensorBoard will read new events before those"
@@ -333,8 +343,10 @@ def _parse_opening_second(name: str) -> int | None:
 
 def _describe_error(error: tf.errors.OpError) -> str:
     """Returns the first line of TensorFlow's message without the names of its operations."""
-    first_line = (str(error.message).splitlines() or [""])[0]
-    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first_line) or type(error).__name__
+    lines = str(error.message).splitlines()
+    first_line = lines[0] if lines else ""
+    reason = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first_line)
+    return reason or type(error).__name__
 
 
 def _takes_step(manager: SummaryManagerLike) -> bool:

@@ -97,9 +97,11 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
     name = max(large_shares, key=large_shares.__getitem__)
     _, activity, advice = _ADVICE[name]
     seconds = times.seconds[name] + times.seconds.get("step", 0.0)
-    if name == "input" and settings.can_fuse and seconds < _SHORT_STEP * times.steps:
+    are_steps_short = seconds < _SHORT_STEP * times.steps
+    if name == "input" and settings.can_fuse and are_steps_short:
         advice = f"steps are short: try {_FUSE}, which takes many batches at once{_NEW_RUN}"
-    return f"{name}: {percent(times.share(name))} of the time was spent {activity}; {advice}"
+    share_text = percent(times.share(name))
+    return f"{name}: {share_text} of the time was spent {activity}; {advice}"
 
 
 def _compute_avoidable_share(times: TimeAccount, name: str) -> float:
@@ -111,7 +113,8 @@ def _compute_avoidable_share(times: TimeAccount, name: str) -> float:
         return times.share(name)
     if times.evaluations < 2 or not times.wall:
         return 0.0
-    later_seconds = times.seconds.get(name, 0.0) - times.first_evaluation_seconds
+    all_seconds = times.seconds.get(name, 0.0)
+    later_seconds = all_seconds - times.first_evaluation_seconds
     seconds_per_evaluation = later_seconds / (times.evaluations - 1)
     return seconds_per_evaluation * times.evaluations / times.wall
 

@@ -126,10 +126,12 @@ class TimeLedger:
 
     def _move(self, source: str, target: str, seconds: float) -> float:
         """Moves at most `seconds` from one name to another, and returns the moved seconds."""
-        moved_seconds = min(max(seconds, 0.0), self._seconds.get(source, 0.0))
+        source_seconds = self._seconds.get(source, 0.0)
+        moved_seconds = min(max(seconds, 0.0), source_seconds)
         if moved_seconds:
             self._seconds[source] -= moved_seconds
-            self._seconds[target] = self._seconds.get(target, 0.0) + moved_seconds
+            target_seconds = self._seconds.get(target, 0.0)
+            self._seconds[target] = target_seconds + moved_seconds
         return moved_seconds
 
 
@@ -155,7 +157,8 @@ class TimeAccount:
     @property
     def unaccounted_seconds(self) -> float:
         """The seconds outside of all names."""
-        return max(0.0, self.wall - sum(self.seconds.values()))
+        accounted_seconds = sum(self.seconds.values())
+        return max(0.0, self.wall - accounted_seconds)
 
     def share(self, name: str) -> float:
         """Returns the share of `name` in the wall time, from 0 to 1."""
@@ -175,18 +178,20 @@ class TimeAccount:
         For example "61.2 s: step 70 %, start 16 %, input 9 %, save 4 %, unaccounted 1 %".
         """
         step_name = "step" if "input" in self.seconds else "step with its input"
-        rows = [
-            (step_name if name == "step" else name, seconds)
-            for name, seconds in self.seconds.items()
-        ]
+        rows = []
+        for name, seconds in self.seconds.items():
+            row_name = step_name if name == "step" else name
+            rows.append((row_name, seconds))
         rows.sort(key=lambda row: -row[1])
         rows.append(("unaccounted", self.unaccounted_seconds))
-        parts = [
-            f"{name} {percent(seconds / self.wall)}"
-            for name, seconds in rows
-            if seconds >= 0.005 * self.wall > 0
-        ]
-        return f"{self.wall:.1f} s: {', '.join(parts)}"
+
+        parts = []
+        for name, seconds in rows:
+            if seconds >= 0.005 * self.wall > 0:
+                share = seconds / self.wall
+                parts.append(f"{name} {percent(share)}")
+        shares = ", ".join(parts)
+        return f"{self.wall:.1f} s: {shares}"
 
 
 def percent(share: float) -> str:

@@ -65,13 +65,16 @@ class ArrayEpochs:
         if has_keras_order and not is_keras_2:
             indices = np.arange(self.num_examples)
             adapter = get_data_adapter(indices, batch_size=self.num_examples, shuffle=True)
-            batch = next(iter(adapter.get_tf_dataset()))
+            large_batches = adapter.get_tf_dataset()
+            batch = next(iter(large_batches))
             order = tf.nest.flatten(batch)[0]
             self._keras_3_order = tf.cast(order, tf.int64)
 
-        self.element_spec = tf.nest.map_structure(
-            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
-        )
+        def spec_of_batch(array: tf.Tensor) -> tf.TensorSpec:
+            example_shape = array.shape[1:]
+            return tf.TensorSpec([None, *example_shape], array.dtype)
+
+        self.element_spec = tf.nest.map_structure(spec_of_batch, arrays)
 
         # A call of a function costs as much as a gather of some kilobytes: small batches are
         # gathered together.
@@ -79,8 +82,10 @@ class ArrayEpochs:
         for array in tf.nest.flatten(arrays):
             row_size = math.prod(array.shape[1:])
             row_bytes += array.dtype.size * row_size
-        batches_in_limit = _MAX_GATHER_BYTES // max(1, batch_size * row_bytes)
-        self._batches_per_gather = max(1, min(_MAX_BATCHES_PER_GATHER, batches_in_limit))
+        batch_bytes = batch_size * row_bytes
+        batches_in_limit = _MAX_GATHER_BYTES // max(1, batch_bytes)
+        batches_per_gather = min(_MAX_BATCHES_PER_GATHER, batches_in_limit)
+        self._batches_per_gather = max(1, batches_per_gather)
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
@@ -94,17 +99,22 @@ class ArrayEpochs:
 
         @tf.autograph.experimental.do_not_convert
         def read_pass(epoch: tf.Tensor, order: tf.Tensor) -> tf.data.Dataset:
+            # Only the first pass has examples before the position.
             used_examples = used_batches * self._batch_size
-            begin = tf.where(tf.equal(epoch, first_pass), used_examples, 0)
-            return self._batches(order[begin:])
+            is_first = tf.equal(epoch, first_pass)
+            begin = tf.where(is_first, used_examples, 0)
+            rest_of_order = order[begin:]
+            return self._batches(rest_of_order)
 
         # The indices of the examples in each pass, int64 [num_examples].
         numbers = tf.data.Dataset.range(first_pass, 2**62)
         if not self._shuffle:
-            identity_order = tf.range(self.num_examples, dtype=tf.int64)
-            orders = tf.data.Dataset.from_tensors(identity_order).repeat()
+            arrays_order = tf.range(self.num_examples, dtype=tf.int64)
+            single_order = tf.data.Dataset.from_tensors(arrays_order)
+            orders = single_order.repeat()
         elif self._keras_3_order is not None:
-            orders = tf.data.Dataset.from_tensors(self._keras_3_order).repeat()
+            single_order = tf.data.Dataset.from_tensors(self._keras_3_order)
+            orders = single_order.repeat()
         elif self._redraws_each_pass:
             # The orders of the passes before are drawn, too.
             all_passes = tf.data.Dataset.range(1).repeat()
@@ -115,10 +125,10 @@ class ArrayEpochs:
 
         passes = tf.data.Dataset.zip((numbers, orders))
         batches = passes.flat_map(read_pass)
-        batches = batches.apply(
-            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        )
-        return finish_pipeline(batches, DataConfig(), build_options(DataConfig()))
+        assertion = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        batches = batches.apply(assertion)
+        params = DataConfig()
+        return finish_pipeline(batches, params, build_options(params))
 
     def resumption(self, *, deterministic_ops: bool) -> None:
         """Returns None: a resumed run reads the same batches.
@@ -133,7 +143,8 @@ class ArrayEpochs:
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         """Returns the batches of the examples with these indices, int64 [n], in this order."""
         # A gather by shuffled indices is 0.8 to 1.6 times as fast as slices with a shuffle buffer.
-        has_full_batches = self.num_examples % self._batch_size == 0
+        rest = self.num_examples % self._batch_size
+        has_full_batches = rest == 0
         gather_size = self._batch_size * self._batches_per_gather
         orders = tf.data.Dataset.from_tensors(order)
         indices = orders.rebatch(gather_size)

@@ -94,12 +94,15 @@ def _encode_value(value: object) -> Any:
         return {kind: np.array(value)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if type(value) is tuple else "list"
-        return {kind: [_encode_value(part) for part in value]}
+        parts = [_encode_value(part) for part in value]
+        return {kind: parts}
     if isinstance(value, dict):
         # JSON has texts as keys only.
         items = []
         for key, part in value.items():
-            items.append([_encode_value(key), _encode_value(part)])
+            encoded_key = _encode_value(key)
+            encoded_part = _encode_value(part)
+            items.append([encoded_key, encoded_part])
         return {"dict": items}
     raise TypeError(type(value).__name__)
 
@@ -117,7 +120,8 @@ def _decode_value(value: object) -> Any:
     if kind == "dict":
         decoded = {}
         for key, part in content:
-            decoded[_decode_value(key)] = _decode_value(part)
+            decoded_part = _decode_value(part)
+            decoded[_decode_value(key)] = decoded_part
         return decoded
 
     parts = [_decode_value(part) for part in content]
@@ -148,9 +152,10 @@ def csv_lengths(callbacks: Sequence[KerasCallback]) -> dict[str, int]:
 
 
 def _get_csv_loggers(callbacks: Sequence[KerasCallback]) -> list[CSVLogger]:
-    loggers: list[Any] = [
-        callback for callback in callbacks if is_keras_callback(callback, "CSVLogger")
-    ]
+    loggers: list[Any] = []
+    for callback in callbacks:
+        if is_keras_callback(callback, "CSVLogger"):
+            loggers.append(callback)
     return loggers
 
 
@@ -196,7 +201,8 @@ def redirect_to_temporary_folders(callbacks: Sequence[KerasCallback]) -> None:
                 # The folder is deleted with the callback.
                 folder = tempfile.TemporaryDirectory()
                 vars(callback)["temporary_folder"] = folder
-                name = os.path.basename(getattr(callback, attribute))
+                original_path = getattr(callback, attribute)
+                name = os.path.basename(original_path)
                 path = os.path.join(folder.name, name)
                 setattr(callback, attribute, path)
 
@@ -241,18 +247,19 @@ def load_history(model_dir: str, history: History) -> None:
 
     history.epoch = list(record["epoch"])
     history.history = {}
-    for name, values in record["history"].items():
-        history.history[name] = [
-            np.asarray(value) if isinstance(value, list) else value for value in values
-        ]
+    for name, plain_values in record["history"].items():
+        values = []
+        for value in plain_values:
+            # An array was written as nested lists.
+            values.append(np.asarray(value) if isinstance(value, list) else value)
+        history.history[name] = values
 
 
 def is_keras_callback(callback: KerasCallback, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
     # Not isinstance: the classes of two libraries have this name, and tf_keras may be missing.
-    return any(
-        cls.__name__ == class_name and is_defined_in_keras(cls) for cls in type(callback).__mro__
-    )
+    classes = type(callback).__mro__
+    return any(cls.__name__ == class_name and is_defined_in_keras(cls) for cls in classes)
 
 
 def is_defined_in_keras(cls: type) -> bool:

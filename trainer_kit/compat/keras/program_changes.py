@@ -35,19 +35,24 @@ def describe_model(model: CompiledModel) -> dict[str, str]:
     is left out if it has trained, since callbacks may have changed its settings. Runs eagerly, on
     the host.
     """
-    texts = {"the loss": _format_value(getattr(model, "loss", None))}
+    loss = getattr(model, "loss", None)
+    texts = {"the loss": _format_value(loss)}
 
     optimizer = getattr(model, "optimizer", None)
     updates = 0
     if optimizer is not None:
-        updates = int(tf.convert_to_tensor(optimizer.iterations))
+        iterations = tf.convert_to_tensor(optimizer.iterations)
+        updates = int(iterations)
     if optimizer is not None and updates == 0:
         texts["the optimizer"] = type(optimizer).__name__
-        for name, value in _get_config(optimizer).items():
+        settings = _get_config(optimizer)
+        for name, value in settings.items():
             texts[f"{name} of the optimizer"] = _format_value(value)
 
-    for number, layer in enumerate(getattr(model, "layers", ())):
-        checksum = zlib.crc32(_format_value(layer).encode())
+    layers = getattr(model, "layers", ())
+    for number, layer in enumerate(layers):
+        text = _format_value(layer)
+        checksum = zlib.crc32(text.encode())
         kind = type(layer).__name__
         texts[f"layer {number}"] = f"{kind} with arguments {checksum:08x}"
     return texts
@@ -83,7 +88,8 @@ def _format_value(value: object) -> str:
         return f"{type(value).__name__} {config}"
     if isinstance(value, str):
         return value
-    text = json.dumps(_normalize_config(value), default=repr)
+    normalized = _normalize_config(value)
+    text = json.dumps(normalized, default=repr)
     return _ADDRESS.sub("", text)
 
 
@@ -101,5 +107,6 @@ def _normalize_config(config: object) -> Any:
     if isinstance(config, (list, tuple)):
         return [_normalize_config(part) for part in config]
     if isinstance(config, (float, np.floating)):
-        return float(f"{config:g}")
+        digits = f"{config:g}"
+        return float(digits)
     return config

@@ -58,9 +58,11 @@ def prepare_step(
             return spec
         # The replicas of an uneven batch have batches of different sizes.
         size = spec.shape[0]
-        is_known = size and size % replicas == 0
-        replica_size = size // replicas if is_known else None
-        return tf.TensorSpec([replica_size, *spec.shape[1:]], spec.dtype)
+        replica_size = None
+        if size and size % replicas == 0:
+            replica_size = size // replicas
+        example_shape = spec.shape[1:]
+        return tf.TensorSpec([replica_size, *example_shape], spec.dtype)
 
     # A Source may have no spec.
     if not hasattr(data, "element_spec"):
@@ -88,10 +90,12 @@ def prepare_step(
 
     @tf.autograph.experimental.do_not_convert
     def record_logs(inputs: Any) -> None:
-        returned = apply_keras_autograph(step, model)(inputs)
+        call = apply_keras_autograph(step, model)
+        returned = call(inputs)
         if not isinstance(returned, Mapping):
+            kind = type(returned).__name__
             raise UsageError(
-                f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict"
+                f"{step.__qualname__} returned a {kind}; it has to return a dict"
                 ' of logs by name: return {"loss": loss}'
             )
         logs.update(returned)
@@ -99,7 +103,8 @@ def prepare_step(
     function = trace_concrete_function(
         lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch_spec
     )
-    has_metric_names = logs.keys() == model.get_metrics_result().keys()
+    metric_results = model.get_metrics_result()
+    has_metric_names = logs.keys() == metric_results.keys()
     if has_metric_names and _updates_all(model.metrics, function.graph):
         return {}
 

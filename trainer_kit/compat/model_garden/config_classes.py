@@ -84,7 +84,9 @@ def build_original(mirrored_config: Config) -> Any:
     )
     original = copy.deepcopy(mirrored_config.garden_config)
     _unlock(original)
-    changes = _changes(mirrored_config.original_values, mirrored_config.as_dict(), original)
+    original_values = mirrored_config.original_values
+    values = mirrored_config.as_dict()
+    changes = _changes(original_values, values, original)
     try:
         # The mirror was strict, and has options that only trainer_kit's engine knows.
         original.override(changes, is_strict=False)
@@ -121,7 +123,9 @@ def _create_mirror(
       enclosing_classes: The classes of the optional sections that enclose the object. They end a
         recursion, where an optional section contains one of its own class.
     """
-    key = (base, enclosing_classes, _build_cache_key(garden_config), _build_cache_key(changes))
+    config_key = _build_cache_key(garden_config)
+    changes_key = _build_cache_key(changes)
+    key = (base, enclosing_classes, config_key, changes_key)
     cls = _mirror_class_cache.get(key)
     if cls is None:
         cls = _create_mirror_class(garden_config, base, changes, enclosing_classes)
@@ -172,11 +176,9 @@ def _create_mirror_class(
         else:
             body[name] = Field(default=default, validate_default=True)
 
-    cls = types.new_class(
-        type(garden_config).__name__,
-        (MirrorMixin, base),
-        exec_body=lambda namespace: namespace.update(body),
-    )
+    name = type(garden_config).__name__
+    bases = (MirrorMixin, base)
+    cls = types.new_class(name, bases, exec_body=lambda namespace: namespace.update(body))
     return configclass(cls)
 
 
@@ -210,7 +212,8 @@ def _build_field(
             # The changes of a section that only trainer_kit has.
             default = field.get_default(call_default_factory=True)
             default_values = default.as_dict() if isinstance(default, Config) else {}
-            value = {**default_values, **value.as_dict()}
+            changed_values = value.as_dict()
+            value = {**default_values, **changed_values}
         if field.metadata:
             return Annotated[(field.annotation, *field.metadata)], value
         return field.annotation, value
@@ -239,7 +242,8 @@ def _build_field(
         item_class = find_list_section(hint)
         if item_class is not None:
             item_classes = (*enclosing_classes, item_class)
-            mirror_class = type(_create_mirror(item_class(), Config, {}, item_classes))
+            default_item = _create_mirror(item_class(), Config, {}, item_classes)
+            mirror_class = type(default_item)
             # Items may have further fields, such as those of a task's config.
             with contextlib.suppress(FieldError):
                 items = [mirror_class(**item.as_dict()) for item in value]
@@ -307,7 +311,10 @@ def _build_cache_key(value: object) -> Hashable:
         fields.pop("_locked", None)
         return type(value), _build_cache_key(fields)
     if isinstance(value, dict):
-        entries = [(name, _build_cache_key(entry)) for name, entry in value.items()]
+        entries = []
+        for name, entry in value.items():
+            entry_key = _build_cache_key(entry)
+            entries.append((name, entry_key))
         return tuple(entries)
     if isinstance(value, (list, tuple)):
         items = [_build_cache_key(item) for item in value]
@@ -322,7 +329,8 @@ def _convert_to_plain(value: object) -> object:
     if isinstance(value, TheirConfig):
         return value.as_dict()
     if isinstance(value, (list, tuple)):
-        return type(value)(_convert_to_plain(item) for item in value)
+        items = [_convert_to_plain(item) for item in value]
+        return type(value)(items)
     return value
 
 
@@ -372,10 +380,15 @@ def optional_section(hint: object) -> type[TheirConfig] | None:
 
     None for any other field, and for a class without fields.
     """
-    members = [member for member in _get_union_members(hint) if member is not type(None)]
-    if len(members) != 1 or members[0] is TheirConfig:
+    all_members = _get_union_members(hint)
+    members = [member for member in all_members if member is not type(None)]
+    if len(members) != 1:
         return None
-    return members[0] if _is_section(members[0]) else None
+    (member,) = members
+    # The base class itself has no fields.
+    if member is TheirConfig or not _is_section(member):
+        return None
+    return member
 
 
 def find_list_section(hint: object) -> type[TheirConfig] | None:
@@ -386,7 +399,8 @@ def find_list_section(hint: object) -> type[TheirConfig] | None:
             item_types.append(get_args(member)[0])
     if len(item_types) != 1:
         return None
-    return item_types[0] if _is_section(item_types[0]) else None
+    (item_type,) = item_types
+    return item_type if _is_section(item_type) else None
 
 
 def get_section_alternatives(hint: object) -> list[Any]:
@@ -405,7 +419,8 @@ def translate_annotation(hint: object) -> Any:
     origin = get_origin(hint)
     args = get_args(hint)
     if _is_union(hint):
-        return Union[tuple(translate_annotation(arg) for arg in args)]  # noqa: UP007
+        members = [translate_annotation(arg) for arg in args]
+        return Union[tuple(members)]  # noqa: UP007
     if origin is tuple:
         items = []
         for arg in args:
@@ -422,7 +437,8 @@ def translate_annotation(hint: object) -> Any:
 def matches_annotation(value: object, hint: Any) -> bool:
     """Whether `value` matches a translated annotation."""
     try:
-        TypeAdapter(hint, config=_ARBITRARY).validate_python(value)
+        adapter = TypeAdapter(hint, config=_ARBITRARY)
+        adapter.validate_python(value)
     except ValidationError:
         return False
     return True

@@ -69,8 +69,10 @@ class Duration(str):
 
         # No duration is empty, and no share is more than the run.
         unit, factor = _WORDS[word]
-        amount = Fraction(match[1]) * factor
-        if amount <= 0 or (unit == SHARE and amount > 1):
+        number = Fraction(match[1])
+        amount = number * factor
+        is_more_than_run = unit == SHARE and amount > 1
+        if amount <= 0 or is_more_than_run:
             return None
 
         duration = cls(value)
@@ -90,20 +92,25 @@ class RoundedSteps(int):
 
     def __new__(cls, exact: Fraction | int) -> RoundedSteps:
         """Rounds up."""
-        steps = super().__new__(cls, math.ceil(exact))
+        whole_steps = math.ceil(exact)
+        steps = super().__new__(cls, whole_steps)
         steps.exact = Fraction(exact)
         return steps
 
 
 def get_exact_steps(interval: Interval) -> Interval:
     """Returns an interval with the fraction of a step that its duration has."""
-    return interval.exact if isinstance(interval, RoundedSteps) else interval
+    if isinstance(interval, RoundedSteps):
+        return interval.exact
+    return interval
 
 
 def is_due(before: int, after: int, interval: Interval) -> bool:
     """Whether a multiple of `interval` is after step `before`, and not after step `after`."""
     steps = get_exact_steps(interval)
-    return after // steps > before // steps
+    multiples_before = before // steps
+    multiples_after = after // steps
+    return multiples_after > multiples_before
 
 
 def get_seconds(value: object) -> float:
@@ -152,7 +159,8 @@ class DurationField:
         """What the field takes, in words."""
         *examples, text = [_EXAMPLES[unit] for unit in self.units]
         if examples:
-            text = f"{', '.join(examples)} or {text}"
+            first_examples = ", ".join(examples)
+            text = f"{first_examples} or {text}"
         steps = ""
         if self.ge is not None:
             steps = f"a whole number of at least {self.ge}, or "
@@ -216,7 +224,9 @@ def interval_rules(options: IntervalOptions) -> Iterator[tuple[str, str]]:
 
     # Loops are cut where an interval of rounded steps is due, so only plain numbers are compared.
     are_steps = type(loop_steps) is int and type(summary_interval) is int
-    if are_steps and summary_interval % loop_steps and summary_interval != SUMMARY_INTERVAL:
+    # The default interval fits any loop.
+    is_default = summary_interval == SUMMARY_INTERVAL
+    if are_steps and not is_default and summary_interval % loop_steps:
         yield (
             "summary_interval",
             f"{summary_interval} is not a multiple of steps_per_loop ({loop_steps});"

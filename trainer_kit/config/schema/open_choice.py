@@ -60,14 +60,16 @@ class OpenOneOfConfig(OneOfConfig):
             names = ", ".join(branches)
             if not branches:
                 names = f"the registered ones: no {self.registry.kind} is registered"
-            raise FieldError(type(self), [Mistake("type", f"{self.type!r} is not one of {names}")])
+            problem = f"{self.type!r} is not one of {names}"
+            raise FieldError(type(self), [Mistake("type", problem)])
 
         # The base class reads and builds the chosen section under the name of its branch.
         is_registered = self.type in self.registry
         if is_registered:
             object.__setattr__(self, str(self.type), self.registered_section)
         super().__post_init__()
-        object.__setattr__(self, "registered_section", self.get() if is_registered else None)
+        section = self.get() if is_registered else None
+        object.__setattr__(self, "registered_section", section)
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
@@ -75,13 +77,11 @@ class OpenOneOfConfig(OneOfConfig):
 
         The declared branches come first, then the registered ones.
         """
-        branches = {
-            name: config_class
-            for name, config_class in super().branches().items()
-            if name != "registered_section"
-        }
+        branches = dict(super().branches())
+        branches.pop("registered_section", None)
         for name in cls.registry.names():
-            branches[name] = cls.registry.lookup(name).config_class
+            branch = cls.registry.lookup(name)
+            branches[name] = branch.config_class
         return branches
 
     @classmethod
@@ -114,19 +114,29 @@ class OpenOneOfConfig(OneOfConfig):
         if not isinstance(values, Mapping):
             return arguments
 
-        sections = {name: value for name, value in values.items() if name in cls.registry}
-        fields = {name: value for name, value in values.items() if name not in sections}
-        chosen = str(values.get("type"))
-        if chosen in cls.registry:
-            config_class = cls.registry.lookup(chosen).config_class
-            section = sections.get(chosen, fields.get("registered_section"))
+        # The values of registered branches, and all others.
+        sections: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in cls.registry:
+                sections[name] = value
+            else:
+                fields[name] = value
+
+        section = None
+        branch_name = str(values.get("type"))
+        if branch_name in cls.registry:
+            config_class = cls.registry.lookup(branch_name).config_class
+            section = sections.get(branch_name, fields.get("registered_section"))
             if isinstance(section, Mapping):
                 section = config_class(**section)
-            fields["registered_section"] = section if isinstance(section, config_class) else None
-        else:
-            fields["registered_section"] = None
+            if not isinstance(section, config_class):
+                section = None
+        fields["registered_section"] = section
 
-        return ArgsKwargs((), fields) if isinstance(arguments, ArgsKwargs) else fields
+        if isinstance(arguments, ArgsKwargs):
+            return ArgsKwargs((), fields)
+        return fields
 
 
 def register_branch(
@@ -145,13 +155,14 @@ def register_branch(
         )
 
     # A branch may not have the name of another field, such as `type`.
+    branches = choice.branches()
     field_names = {field.name for field in dataclasses.fields(choice)}
-    taken_names = field_names - choice.branches().keys()
+    taken_names = field_names - branches.keys()
     if not name.isidentifier() or name in taken_names:
         raise UsageError(
             f"{name!r} is not a name for a {kind}; use letters, digits and _, as in a Python name"
         )
-    if name in choice.branches() and name not in choice.registry:
+    if name in branches and name not in choice.registry:
         raise UsageError(f"the {kind} {name!r} is one of trainer_kit's own; choose another name")
 
     def register(build: Builder) -> Builder:
@@ -159,7 +170,8 @@ def register_branch(
             raise UsageError(
                 f"{kind} {name!r}: {build!r:.80} cannot be called; decorate a function or a class"
             )
-        choice.registry.register(name)(Branch(config_class, build))
+        branch = Branch(config_class, build)
+        choice.registry.register(name)(branch)
         return build
 
     return register

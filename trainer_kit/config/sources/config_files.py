@@ -36,7 +36,9 @@ def read_config_file(path: str | os.PathLike[str]) -> ConfigLayer:
     text = read_text(name)
     parsed = yaml_loader.parse(text, name)
     values = _check_mapping(parsed.values, f"{name}:1:1")
-    origins = {value_path: f"{name}:{line}" for value_path, line in parsed.lines.items()}
+    origins = {}
+    for value_path, line in parsed.lines.items():
+        origins[value_path] = f"{name}:{line}"
     return ConfigLayer(values, origins)
 
 
@@ -59,17 +61,19 @@ def read_params_override(text: str) -> ConfigLayer:
         return ConfigLayer()
 
     # `a.b=data.yaml` is an assignment, unless a file has this name.
+    is_assignment = _ASSIGNMENT.match(text) is not None
     is_one_line = "\n" not in stripped
     if is_one_line and stripped.endswith(_SUFFIXES) and not stripped.startswith("{"):
-        if os.path.exists(stripped) or not _ASSIGNMENT.match(text):
+        if os.path.exists(stripped) or not is_assignment:
             return read_config_file(stripped)
 
-    if _ASSIGNMENT.match(text):
+    if is_assignment:
         return _read_assignments(text)
 
     parsed = yaml_loader.parse(text, OVERRIDE_FLAG)
     values = _check_mapping(parsed.values, OVERRIDE_FLAG)
-    return ConfigLayer(values, dict.fromkeys(parsed.lines, OVERRIDE_FLAG))
+    origins = dict.fromkeys(parsed.lines, OVERRIDE_FLAG)
+    return ConfigLayer(values, origins)
 
 
 def read_text(name: str) -> str:
@@ -88,11 +92,9 @@ def read_text(name: str) -> str:
             text = stream.read(yaml_loader.MAX_CHARACTERS + 1)
     except FileNotFoundError:
         path = Path(name)
-        file_names = [
-            file.name
-            for file in path.parent.glob("[!.]*")
-            if file.suffix in (path.suffix, *_SUFFIXES, ".gin")
-        ]
+        suffixes = (path.suffix, *_SUFFIXES, ".gin")
+        files = path.parent.glob("[!.]*")
+        file_names = [file.name for file in files if file.suffix in suffixes]
         advice = suggest_paths(path, file_names, "config files")
         raise ConfigError([Mistake("", "there is no such file", advice, name)]) from None
     except OSError as error:
@@ -141,10 +143,8 @@ def _read_assignments(text: str) -> ConfigLayer:
             if problem := insert_value(values, key, value):
                 mistakes.append(Mistake(key, problem, "keep one", OVERRIDE_FLAG))
         except ConfigError as error:
-            mistakes += [
-                Mistake(key, mistake.problem, mistake.advice, OVERRIDE_FLAG)
-                for mistake in error.mistakes
-            ]
+            for mistake in error.mistakes:
+                mistakes.append(Mistake(key, mistake.problem, mistake.advice, OVERRIDE_FLAG))
         origins[key] = OVERRIDE_FLAG
 
     if mistakes:
@@ -185,8 +185,12 @@ def _split_assignments(text: str) -> list[str]:
             previous = char
 
     if open_quote or closing_brackets:
-        problem = f"{open_quote or closing_brackets[0]} is missing at the end"
+        missing = open_quote or closing_brackets[0]
+        problem = f"{missing} is missing at the end"
         raise ConfigError([Mistake("", problem, "close every bracket and quote", OVERRIDE_FLAG)])
 
+    # A comma may stand at the end.
     rest = text[begin:]
-    return [*assignments, rest] if rest.strip() else assignments
+    if rest.strip():
+        assignments.append(rest)
+    return assignments

@@ -147,7 +147,10 @@ def get_operative_gin_config() -> str:
 
     It is empty when gin is not in use.
     """
-    return str(sys.modules["gin"].operative_config_str()) if "gin" in sys.modules else ""
+    if "gin" not in sys.modules:
+        return ""
+    gin = sys.modules["gin"]
+    return str(gin.operative_config_str())
 
 
 def format_gin_selector(name: str) -> str:
@@ -155,9 +158,13 @@ def format_gin_selector(name: str) -> str:
 
     That of `vision/cifar-10` is experiment.vision.cifar_10.
     """
-    words = [re.sub(r"\W", "_", part) for part in name.split("/")]
-    parts = [f"_{word}" if word[0].isdigit() else word for word in words]
-    return ".".join([_EXPERIMENTS, *parts])
+    selector_parts = [_EXPERIMENTS]
+    for part in name.split("/"):
+        word = re.sub(r"\W", "_", part)
+        if word[0].isdigit():
+            word = f"_{word}"
+        selector_parts.append(word)
+    return ".".join(selector_parts)
 
 
 class _BindingReader:
@@ -177,7 +184,8 @@ class _BindingReader:
         If the factory fails with them, it is called without.
         """
         selector = format_gin_selector(name)
-        scope = "/".join(selector.split(".")[1:-1])
+        _, *modules, _ = selector.split(".")
+        scope = "/".join(modules)
         _scopes_by_selector.clear()
         _scopes_by_selector[selector] = [scope]
 
@@ -185,7 +193,8 @@ class _BindingReader:
         previous_names = set(_bound_external_names)
         _bound_external_names.clear()
         self.mistakes += _bind_external_names(self._gin, self._statements, strict=False)
-        for stale_name in sorted(previous_names - _bound_external_names):
+        stale_names = previous_names - _bound_external_names
+        for stale_name in sorted(stale_names):
             problem = "an earlier run of this process has bound it, and gin keeps it"
             left_side = "{}/{}.{}".format(*stale_name).lstrip("/")
             advice = "start each run in a new process"
@@ -196,9 +205,8 @@ class _BindingReader:
         values, origins = self._read_values(selector, scope)
         factory = experiments.lookup(name)
         parameters = inspect.signature(factory).parameters
-        takes_any = any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-        )
+        kinds = [parameter.kind for parameter in parameters.values()]
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds
         for argument in list(values):
             if argument in parameters or takes_any:
                 continue
@@ -208,19 +216,22 @@ class _BindingReader:
             self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origin))
             del values[argument]
 
-        self.argument_origins = {
-            f"{name}.{argument}": origin for argument, origin in origins.items()
-        }
+        self.argument_origins = {}
+        for argument, origin in origins.items():
+            self.argument_origins[f"{name}.{argument}"] = origin
         if values:
             try:
                 return get_experiment(name, **values)
             except Exception as error:
-                arguments = ", ".join(
-                    f"{argument}={format_value(value)}" for argument, value in values.items()
-                )
-                problem = f"the factory fails with {arguments}"
+                arguments = []
+                for argument, value in values.items():
+                    arguments.append(f"{argument}={format_value(value)}")
+                all_arguments = ", ".join(arguments)
+                problem = f"the factory fails with {all_arguments}"
+                advice = _format_error(error)
+                # Several arguments may come from one place.
                 places = ", ".join(dict.fromkeys(origins.values()))
-                self.mistakes.append(Mistake(name, problem, _format_error(error), places))
+                self.mistakes.append(Mistake(name, problem, advice, places))
         return get_experiment(name)
 
     def read_sections(self, config: ExperimentConfig) -> ConfigLayer:
@@ -276,7 +287,8 @@ class _BindingReader:
             else:
                 place = "without a scope: several have this class"
                 examples = [f"{scope}/{binding.name}" for scope in scopes]
-                advice = f"name one: {', '.join(examples)}"
+                all_examples = ", ".join(examples)
+                advice = f"name one: {all_examples}"
             problem = f"no section reads {binding.selector} {place}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 
@@ -296,7 +308,8 @@ class _BindingReader:
             is_known = _find_selector(binding) or find_matching_names(self._gin, binding.selector)
             if not is_known:
                 problem = f"nothing called {binding.selector} is registered"
-                advice = f"did you mean {' or '.join(similar_names)}?"
+                suggestion = " or ".join(similar_names)
+                advice = f"did you mean {suggestion}?"
                 mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
         return mistakes
 
@@ -306,7 +319,8 @@ class _BindingReader:
         bindings = []
         for binding in self._statements.bindings:
             prefix = f"{binding.scope}/".lstrip("/")
-            if _find_selector(binding) == selector and f"{scope}/".startswith(prefix):
+            is_in_scope = f"{scope}/".startswith(prefix)
+            if _find_selector(binding) == selector and is_in_scope:
                 bindings.append(binding)
                 self._used_bindings.add((binding.scope, selector))
 
@@ -344,8 +358,10 @@ def _find_selector(binding: Binding) -> str:
     """Returns the complete selector of the present experiment that a binding is for, or ""."""
     if not binding.argument:
         return ""
+    # A binding may name the last parts of a selector only.
+    suffix = f".{binding.selector}"
     for selector in _scopes_by_selector:
-        if f".{selector}".endswith(f".{binding.selector}"):
+        if f".{selector}".endswith(suffix):
             return selector
     return ""
 
@@ -391,4 +407,7 @@ def _bind_external_names(gin: ModuleType, statements: GinStatements, strict: boo
 
 
 def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    error_name = type(error).__name__
+    words = str(error).split()
+    message = " ".join(words)
+    return f"{error_name}: {message}"

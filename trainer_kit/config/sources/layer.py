@@ -36,7 +36,8 @@ class ConfigLayer:
 
 def join_keys(*parts: object) -> str:
     """Returns the dotted path made of `parts`, leaving out empty ones."""
-    return ".".join(str(part) for part in parts if part != "")
+    keys = [str(part) for part in parts if part != ""]
+    return ".".join(keys)
 
 
 def insert_value(values: dict[str, Any], path: str, value: object) -> str:
@@ -78,4 +79,7 @@ def is_inside(path: str, section: str) -> bool:
 
     The empty section contains everything.
     """
-    return not section or path == section or path.startswith(section + ".")
+    if not section or path == section:
+        return True
+    prefix = section + "."
+    return path.startswith(prefix)

@@ -58,12 +58,16 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int | str:
-        text = str(self.construct_scalar(node)).replace("_", "")
+        scalar = str(self.construct_scalar(node))
+        text = scalar.replace("_", "")
 
         # No field takes a larger number, and Python itself refuses it with an error.
         if len(text) > _MAX_DIGITS:
             return text
-        return int(text, 0 if re.match(r"[-+]?0[xo]", text) else 10)
+
+        # With base 0, Python reads the base from the prefix.
+        has_prefix = re.match(r"[-+]?0[xo]", text)
+        return int(text, 0 if has_prefix else 10)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -89,10 +93,14 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(str, _Dumper.represent_text)
 _Loader.add_constructor(_TAG + "int", _Loader.construct_whole_number)
-for _kind, _pattern, _first in _SCALARS:
+for _kind, _pattern, _characters in _SCALARS:
+    _whole_word = re.compile(f"^(?:{_pattern})$")
+    _firsts = list(_characters)
+    if _kind == "null":
+        # The empty word has no first character.
+        _firsts.append("")
     for _class in (_Loader, _Dumper):
-        _firsts = [*_first, ""] if _kind == "null" else [*_first]
-        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), _firsts)
+        _class.add_implicit_resolver(_TAG + _kind, _whole_word, _firsts)
 
 
 @dataclass
@@ -167,7 +175,11 @@ def parse_scalar(text: str) -> Any:
     """
     loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
+    # A bare << is text: there is nothing to merge.
+    if tag == _MERGE:
+        tag = _STR
+    node = yaml.ScalarNode(tag, text)
+    return loader.construct_object(node)
 
 
 def dump(values: Mapping[str, object]) -> str:
@@ -224,7 +236,8 @@ class _Reader:
         elif len(self._open_nodes) >= _MAX_DEPTH:
             problem = _TOO_DEEP
         if problem:
-            raise ConfigError([Mistake("", problem, _TOO_LARGE, self._format_location(node))])
+            location = self._format_location(node)
+            raise ConfigError([Mistake("", problem, _TOO_LARGE, location)])
 
         self._open_nodes.append(node)
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
@@ -246,11 +259,13 @@ class _Reader:
             try:
                 value = self._loader.construct_object(node)
             except (ValueError, yaml.constructor.ConstructorError) as error:
-                reason = f" ({getattr(error, 'problem', None) or error})"
+                problem = getattr(error, "problem", None) or error
+                reason = f" ({problem})"
             else:
                 # JSON may write a character as a pair of escapes.
                 if isinstance(value, str):
-                    value = value.encode("utf-16", "surrogatepass").decode("utf-16")
+                    utf_16 = value.encode("utf-16", "surrogatepass")
+                    value = utf_16.decode("utf-16")
                 return value
 
         advice = "use plain values: text, numbers, lists and mappings"
@@ -270,7 +285,8 @@ class _Reader:
                 # The first of several mappings wins, so it is merged last.
                 for source in reversed(sources):
                     if isinstance(source, yaml.MappingNode):
-                        merged.update(self.read(source, path) or {})
+                        source_values = self.read(source, path)
+                        merged.update(source_values or {})
                     else:
                         problem = "<< needs a mapping, or a list of mappings"
                         self._add_mistake(source, path, problem, "merge an anchor of a mapping")
@@ -290,10 +306,14 @@ class _Reader:
         return {**merged, **values}
 
     def _add_mistake(self, node: yaml.Node, path: str, problem: str, advice: str) -> None:
-        self.mistakes.append(Mistake(path, problem, advice, self._format_location(node)))
+        location = self._format_location(node)
+        self.mistakes.append(Mistake(path, problem, advice, location))
 
     def _format_location(self, node: yaml.Node) -> str:
-        return f"{self._name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        # PyYAML counts from 0.
+        line = node.start_mark.line + 1
+        column = node.start_mark.column + 1
+        return f"{self._name}:{line}:{column}"
 
 
 def _create_syntax_mistake(error: yaml.YAMLError, text: str, name: str) -> Mistake:
@@ -304,12 +324,15 @@ def _create_syntax_mistake(error: yaml.YAMLError, text: str, name: str) -> Mista
         place = f"{name}:{line}"
     elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        place = f"{name}:{mark.line + 1}:{mark.column + 1}"
+        line = mark.line + 1
+        column = mark.column + 1
+        place = f"{name}:{line}:{column}"
 
     # PyYAML's errors have different parts of a message.
     context = getattr(error, "context", None)
     reason = getattr(error, "problem", None) or getattr(error, "reason", None)
-    problem = ", ".join(part for part in (context, reason) if part) or str(error)
+    parts = [part for part in (context, reason) if part]
+    problem = ", ".join(parts) or str(error)
     advice = "correct it there; words with : or # need quotes"
     if "\\t" in problem:
         advice = "indent with spaces, not tabs"

@@ -151,8 +151,10 @@ class ArraySource:
         for array in tf.nest.flatten(self._arrays):
             values = math.prod(array.shape[1:])
             example_bytes += array.dtype.size * values
-        batch_bytes = max(1, example_bytes * self._params.global_batch_size)
-        batches = min(_MOST_ROWS, _GATHERED_BYTES // batch_bytes)
+        batch_bytes = example_bytes * self._params.global_batch_size
+        # Examples without a value take no bytes.
+        batches_in_limit = _GATHERED_BYTES // max(1, batch_bytes)
+        batches = min(_MOST_ROWS, batches_in_limit)
         return max(1, batches)
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
@@ -172,8 +174,8 @@ class ArraySource:
 
         batch = self._params.global_batch_size
         rows = self._order.at(position, batches_per_element=size)
-        indices = rows.map(lambda row: tf.reshape(row, [size, batch]))
-        stacks = indices.map(self._gather)
+        index_stacks = rows.map(lambda row: tf.reshape(row, [size, batch]))
+        stacks = index_stacks.map(self._gather)
 
         # The caller prefetches the stacks.
         params = self._params.replace(prefetch_buffer_size=0)
@@ -187,21 +189,26 @@ class ArraySource:
         for each.
         """
         begin, end, sizes, last_sizes = self._order.split_one_pass(position, replicas)
-        examples = tf.data.Dataset.from_tensors(self._part(begin, end))
+        full_part = self._part(begin, end)
+        examples = tf.data.Dataset.from_tensors(full_part)
 
         # With one size and without a remainder, the batch dimension is static.
-        has_equal_batches = len(set(sizes)) == 1 and not last_sizes
+        different_sizes = set(sizes)
+        has_equal_batches = len(different_sizes) == 1 and not last_sizes
         size = sizes[0] if has_equal_batches else sizes
         batches = examples.rebatch(size, drop_remainder=has_equal_batches)
 
-        full_batches = (end - begin) // self._params.global_batch_size
+        num_examples = end - begin
+        full_batches = num_examples // self._params.global_batch_size
         count = full_batches * replicas + len(last_sizes)
         for last_size in last_sizes:
             part = self._part(end, end + last_size)
             last_batch = tf.data.Dataset.from_tensors(part)
             batches = batches.concatenate(last_batch)
             end += last_size
-        return batches.apply(tf.data.experimental.assert_cardinality(count))
+
+        assertion = tf.data.experimental.assert_cardinality(count)
+        return batches.apply(assertion)
 
     def _part(self, begin: int, end: int) -> Any:
         return tf.nest.map_structure(lambda array: array[begin:end], self._arrays)
@@ -209,7 +216,9 @@ class ArraySource:
     @tf.autograph.experimental.do_not_convert
     def _gather(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
         batch = tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
-        return batch if seeds is None else (batch, seeds)
+        if seeds is None:
+            return batch
+        return batch, seeds
 
 
 def compute_array_identity(arrays: Arrays) -> dict[str, Any]:
@@ -219,26 +228,36 @@ def compute_array_identity(arrays: Arrays) -> dict[str, Any]:
     examples. Runs on the host.
     """
     identity = {}
-    for number, part in enumerate(tf.nest.flatten(arrays, expand_composites=True)):
-        array = np.atleast_1d(np.asarray(part))
+    parts = tf.nest.flatten(arrays, expand_composites=True)
+    for number, part in enumerate(parts):
+        array = np.asarray(part)
+        array = np.atleast_1d(array)
+        # An array without examples has no bytes.
         interval = -(-array.nbytes // _CHECKED_BYTES) or 1
         sample = array[::interval]
 
         # Strings are objects in NumPy, whose bytes are addresses.
-        content = repr(sample.tolist()).encode() if array.dtype == object else sample.tobytes()
-        shape = list(array.shape)
+        if array.dtype == object:
+            text = repr(sample.tolist())
+            content = text.encode()
+        else:
+            content = sample.tobytes()
         checksum = zlib.crc32(content)
+        shape = list(array.shape)
         identity[f"array {number}"] = f"{array.dtype} {shape}, checksum {checksum:08x}"
     return identity
 
 
 def _count_examples(arrays: Arrays) -> int:
     """Returns the number of examples. Raises DataError for other than arrays of examples."""
-    shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
+    all_arrays = tf.nest.flatten(arrays)
+    shapes = [np.shape(array) for array in all_arrays]
+    first_shapes = shapes[:8]
     is_nested = isinstance(arrays, (tuple, Mapping, np.ndarray))
     if not shapes or () in shapes or not is_nested:
+        kind = type(arrays).__name__
         raise DataError(
-            f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array,"
+            f"ArraySource got a {kind} of shapes {first_shapes}; give it an array,"
             " or a tuple or dict of arrays, whose first dimension counts the examples"
         )
 
@@ -246,8 +265,8 @@ def _count_examples(arrays: Arrays) -> int:
     if len(counts) > 1:
         raise DataError(
             "the arrays differ in their number of examples, the first dimension: shapes"
-            f" {shapes[:8]}"
+            f" {first_shapes}"
         )
     if counts == {0}:
-        raise DataError(f"the arrays hold no examples: shapes {shapes[:8]}")
+        raise DataError(f"the arrays hold no examples: shapes {first_shapes}")
     return int(counts.pop())

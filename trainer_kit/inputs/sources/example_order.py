@@ -96,13 +96,16 @@ class Order:
           The latter is empty if the pass has no smaller batch.
         """
         batch = self._params.global_batch_size
-        end = self._count - self._count % batch
-        begin = min(position * batch, self._count)
+        count = self._count
+        rest = count % batch
+        end = count - rest
+        begin = min(position * batch, count)
         sizes = _split_evenly(batch, replicas)
 
-        has_no_last_batch = self._params.drop_remainder or begin >= self._count
-        last_batch = 0 if has_no_last_batch else self._count % batch
-        last_sizes = _split_evenly(last_batch, replicas) if last_batch else []
+        last_sizes: list[int] = []
+        has_last_batch = begin < count and not self._params.drop_remainder
+        if has_last_batch and rest:
+            last_sizes = _split_evenly(rest, replicas)
         return min(begin, end), end, sizes, last_sizes
 
     def _build_shuffled(
@@ -119,11 +122,14 @@ class Order:
         count = self._count
         block = self._block
         seed = self._params.seed or 0
-        first_epoch, used_examples = divmod(position * share.global_batch_size, count)
+        first_example = position * share.global_batch_size
+        first_epoch, used_examples = divmod(first_example, count)
 
         @tf.autograph.experimental.do_not_convert
         def permutation(epoch: tf.Tensor) -> Any:
-            key = tf.stack([tf.constant(seed, tf.int64), epoch])
+            data_seed = tf.constant(seed, tf.int64)
+            key = tf.stack([data_seed, epoch])
+            # The last block may be smaller than the others.
             num_blocks = -(-count // block)
             blocks = tf.range(num_blocks, dtype=tf.int64)
             order = tf.random.experimental.stateless_shuffle(blocks, key, alg="philox")
@@ -131,26 +137,32 @@ class Order:
                 first_examples = order[:, tf.newaxis] * block
                 examples = first_examples + tf.range(block, dtype=tf.int64)
                 order = tf.reshape(examples, [-1])
-                # The last block may be smaller than the others.
-                order = order[order < count]
+                exists = order < count
+                order = order[exists]
 
             # Only the first epoch has examples before the position.
-            begin = tf.where(epoch == first_epoch, tf.constant(used_examples, tf.int64), 0)
+            is_first = epoch == first_epoch
+            begin_of_first = tf.constant(used_examples, tf.int64)
+            begin = tf.where(is_first, begin_of_first, 0)
             order = order[begin:]
             if not with_seeds:
                 return order
-            seeds = example_seeds(epoch_key(seed, epoch), order)
+
+            hash_key = epoch_key(seed, epoch)
+            seeds = example_seeds(hash_key, order)
             return order, seeds
 
         # The permutation of the next epoch is made in the background.
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER)
-        orders = epochs.map(permutation).prefetch(1)
+        orders = epochs.map(permutation)
+        orders = orders.prefetch(1)
         element_size = share.global_batch_size * batches_per_element
         batches = orders.rebatch(element_size, drop_remainder=True)
         if share.replicas > 1:
             # Each worker makes the rows of its own replicas.
-            begin = share.first * share.replica_batch_size
-            size = share.local_replicas * share.replica_batch_size
+            replica_batch_size = share.replica_batch_size
+            begin = share.first * replica_batch_size
+            size = share.local_replicas * replica_batch_size
             local_rows = slice(begin, begin + size)
 
             def select_rows(*parts: tf.Tensor) -> Any:
@@ -158,7 +170,7 @@ class Order:
                 return rows_of_parts if with_seeds else rows_of_parts[0]
 
             local_batches = batches.map(select_rows)
-            batches = local_batches.rebatch(share.replica_batch_size, drop_remainder=True)
+            batches = local_batches.rebatch(replica_batch_size, drop_remainder=True)
         return declare_endless(batches)
 
     def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
@@ -170,25 +182,31 @@ class Order:
                 epoch = tf.constant(0, tf.int64)
                 key = epoch_key(self._params.seed, epoch)
 
-        full_batches, rest = divmod(count, share.global_batch_size)
+        global_batch_size = share.global_batch_size
+        local_replicas = share.local_replicas
+        batches, rest = divmod(count, global_batch_size)
         has_last_batch = rest > 0 and not self._params.drop_remainder
-        batches = full_batches + 1 if has_last_batch else full_batches
-        has_equal_parts = share.replica_batch_size * share.replicas == share.global_batch_size
+        if has_last_batch:
+            batches += 1
+        has_equal_parts = share.replica_batch_size * share.replicas == global_batch_size
         all_alike = has_equal_parts and not has_last_batch
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> Any:
-            batch = element // share.local_replicas
-            replica = share.first + element % share.local_replicas
-            batch_begin = batch * share.global_batch_size
-            batch_size = tf.constant(share.global_batch_size, tf.int64)
+            batch = element // local_replicas
+            local_replica = element % local_replicas
+            replica = share.first + local_replica
+            batch_begin = batch * global_batch_size
+            batch_size = tf.constant(global_batch_size, tf.int64)
             examples = tf.minimum(batch_size, count - batch_begin)
 
             # The first replicas get one example more where the batch cannot be divided.
             size = examples // share.replicas
             larger = examples % share.replicas
-            begin = batch_begin + replica * size + tf.minimum(replica, larger)
-            end = begin + size + tf.cast(replica < larger, tf.int64)
+            equal_parts_begin = batch_begin + replica * size
+            begin = equal_parts_begin + tf.minimum(replica, larger)
+            added_example = tf.cast(replica < larger, tf.int64)
+            end = begin + size + added_example
             indices = tf.range(begin, end)
 
             static_size = share.replica_batch_size if all_alike else None
@@ -197,9 +215,11 @@ class Order:
                 return indices
             return indices, example_seeds(key, indices)
 
-        first_element = min(position, batches) * share.local_replicas
-        end_element = batches * share.local_replicas
-        return tf.data.Dataset.range(first_element, end_element).map(part)
+        first_batch = min(position, batches)
+        first_element = first_batch * local_replicas
+        end_element = batches * local_replicas
+        elements = tf.data.Dataset.range(first_element, end_element)
+        return elements.map(part)
 
 
 class _Share:
@@ -221,10 +241,11 @@ class _Share:
         self.replica_batch_size, rest = divmod(batch, self.replicas)
         if rest and params.is_training:
             counts = (self.replica_batch_size, self.replica_batch_size + 1)
-            nearest = [str(count * self.replicas) for count in counts if count]
+            nearest_sizes = [str(count * self.replicas) for count in counts if count]
+            nearest = " or ".join(nearest_sizes)
             raise UsageError(
                 f"global_batch_size: batch {batch} on {self.replicas} replicas leaves {rest} over; "
-                f"the nearest that can be shared equally: {' or '.join(nearest)}"
+                f"the nearest that can be shared equally: {nearest}"
             )
         self.local_replicas = count_local_replicas(context)
         self.first = context.input_pipeline_id * self.local_replicas if context else 0

@@ -30,8 +30,10 @@ def epoch_key(seed: int | None, epoch: tf.Tensor) -> tf.Tensor:
       epoch: The epoch, an int64 scalar, from 0 on.
     """
     data_seed = (seed or 0) % 2**64
-    state = _mix(tf.constant(data_seed, tf.uint64))
-    return _mix(state + _GOLDEN * tf.cast(epoch, tf.uint64))
+    first_state = tf.constant(data_seed, tf.uint64)
+    state = _mix(first_state)
+    state += _GOLDEN * tf.cast(epoch, tf.uint64)
+    return _mix(state)
 
 
 def example_seeds(key: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -43,8 +45,10 @@ def example_seeds(key: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
       key: The key of the epoch, by `epoch_key`.
       indices: The indices of the examples in the data, int64 [n].
     """
-    state = key + _GOLDEN * tf.cast(indices, tf.uint64)
-    return tf.bitcast(_mix(state), tf.int32)
+    numbers = tf.cast(indices, tf.uint64)
+    states = key + _GOLDEN * numbers
+    hashes = _mix(states)
+    return tf.bitcast(hashes, tf.int32)
 
 
 def _mix(state: tf.Tensor) -> tf.Tensor:
@@ -54,7 +58,9 @@ def _mix(state: tf.Tensor) -> tf.Tensor:
     """
     state += _GOLDEN
     for shift, factor in _ROUNDS:
-        shifted = tf.bitwise.right_shift(state, tf.constant(shift, tf.uint64))
+        bits = tf.constant(shift, tf.uint64)
+        shifted = tf.bitwise.right_shift(state, bits)
         state = tf.bitwise.bitwise_xor(state, shifted)
-        state = state * factor if factor > 1 else state
+        if factor > 1:
+            state *= factor
     return state

@@ -49,7 +49,9 @@ class FirstBatches:
         first_pass = all_batches.take(batches * local_replicas)
 
         # Without repetition fewer batches are no error. A negative cardinality is not known.
-        cardinality = int(first_pass.cardinality()) if self._repeats else -1
+        cardinality = -1
+        if self._repeats:
+            cardinality = int(first_pass.cardinality())
         if 0 <= cardinality < batches * local_replicas:
             available_batches = cardinality // local_replicas
             raise DataError(
@@ -61,10 +63,12 @@ class FirstBatches:
         begin = position % batches if self._repeats else min(position, batches)
         if isinstance(data, Source):
             remaining_batches = batches - begin
-            rest = data.at(begin, input_context).take(remaining_batches * local_replicas)
+            later_batches = data.at(begin, input_context)
+            rest = later_batches.take(remaining_batches * local_replicas)
         else:
             first_pass = first_pass.cache()
             rest = first_pass.skip(begin * local_replicas)
         if not self._repeats:
             return rest
-        return rest.concatenate(first_pass.repeat())
+        later_passes = first_pass.repeat()
+        return rest.concatenate(later_passes)

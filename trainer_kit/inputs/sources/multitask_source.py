@@ -72,13 +72,15 @@ class MultiTaskSource:
         if self._sampler is None:
             return tf.data.Dataset.zip(datasets)
         tasks = self._sampler.draw_tasks(position)
-        return _interleave_tasks(datasets, tasks, count_local_replicas(input_context))
+        local_replicas = count_local_replicas(input_context)
+        return _interleave_tasks(datasets, tasks, local_replicas)
 
     def identity(self) -> dict[str, Any]:
         """Returns the identity of the data of each task. See Source."""
         identity = {}
         for task, part in self._parts.items():
-            for name, value in get_data_identity(part).items():
+            part_identity = get_data_identity(part)
+            for name, value in part_identity.items():
                 identity[f"{task}, {name}"] = value
         return identity
 
@@ -102,10 +104,10 @@ class MultiTaskSource:
             return tf.data.Dataset.zip(stacks)
 
         datasets = self._datasets_at(position, None)
-        for dataset in datasets.values():
-            for spec in tf.nest.flatten(dataset.element_spec):
-                if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
-                    return None
+        specs = [dataset.element_spec for dataset in datasets.values()]
+        for spec in tf.nest.flatten(specs):
+            if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+                return None
 
         tasks = self._sampler.draw_tasks(position)
         elements = _interleave_tasks(datasets, tasks, 1, full=True)
@@ -120,7 +122,10 @@ class MultiTaskSource:
             counts = self._sampler.count_steps_per_task(position)
         datasets = {}
         for (name, part), count in zip(self._parts.items(), counts, strict=True):
-            datasets[name] = part.at(count, input_context) if isinstance(part, Source) else part
+            dataset = part
+            if isinstance(part, Source):
+                dataset = part.at(count, input_context)
+            datasets[name] = dataset
         return datasets
 
 
@@ -160,9 +165,12 @@ def _interleave_tasks(
         @tf.autograph.experimental.do_not_convert
         def element(*parts: Any) -> tuple[tf.Tensor, dict[str, Any]]:
             # tf.data passes a tuple in parts.
-            batch = tf.nest.pack_sequence_as(specs[name], tf.nest.flatten(parts))
-            batches = {**tf.nest.map_structure(zeros, specs), name: batch}
-            return tf.constant(number, tf.int64), batches
+            tensors = tf.nest.flatten(parts)
+            batch = tf.nest.pack_sequence_as(specs[name], tensors)
+            batches = tf.nest.map_structure(zeros, specs)
+            batches[name] = batch
+            task = tf.constant(number, tf.int64)
+            return task, batches
 
         return datasets[name].map(element)
 
@@ -172,6 +180,7 @@ def _interleave_tasks(
     streams = [pad_with_empty_batches(number, name) for number, name in enumerate(datasets)]
     elements = tf.data.Dataset.choose_from_datasets(streams, tasks, stop_on_empty_dataset=True)
 
+    # The stream ends with the first of its datasets.
     is_endless = all(
         int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY for dataset in datasets.values()
     )
@@ -179,4 +188,6 @@ def _interleave_tasks(
         elements = declare_endless(elements)
 
     # A small step is 10 % faster with a prefetch.
-    return elements if full else elements.prefetch(tf.data.AUTOTUNE)
+    if not full:
+        elements = elements.prefetch(tf.data.AUTOTUNE)
+    return elements

@@ -144,10 +144,12 @@ def _drop_skipped_batches(
     def is_used(index: tf.Tensor, element: object) -> tf.Tensor:
         del element
         batch = index // local_replicas + position.batch
-        return tf.reduce_all(batch != tf.constant(skipped_batches, tf.int64))
+        is_other = batch != tf.constant(skipped_batches, tf.int64)
+        return tf.reduce_all(is_other)
 
     numbered = dataset.enumerate()
-    remaining = numbered.filter(is_used).map(lambda index, element: element)
+    used = numbered.filter(is_used)
+    remaining = used.map(lambda index, element: element)
 
     # The length of a filtered dataset is unknown to TensorFlow, so it is computed here.
     count = int(dataset.cardinality())
@@ -161,4 +163,5 @@ def _drop_skipped_batches(
             available = max(0, count - begin)
             num_skipped += min(local_replicas, available)
         count -= num_skipped
-    return remaining.apply(tf.data.experimental.assert_cardinality(count))
+    assertion = tf.data.experimental.assert_cardinality(count)
+    return remaining.apply(assertion)

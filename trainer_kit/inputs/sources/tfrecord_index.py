@@ -13,7 +13,6 @@ import array
 import contextlib
 import glob
 import inspect
-import itertools
 import mmap
 import os
 import struct
@@ -99,14 +98,17 @@ class RecordFiles:
         # Each file is opened once for all of its records.
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            places = zip(rows.tolist(), begins[rows].tolist(), ends[rows].tolist(), strict=True)
+            file_begins = begins[rows]
+            file_ends = ends[rows]
+            places = zip(rows.tolist(), file_begins.tolist(), file_ends.tolist(), strict=True)
             self._read_frames(self._paths[file], list(places), frames)
 
         # The first record that is not valid is the damaged one.
         valid_records = _read_valid_records(frames)
         num_valid = len(valid_records)
         if num_valid < len(indices):
-            path = self._paths[files[num_valid]]
+            damaged_file = files[num_valid]
+            path = self._paths[damaged_file]
             offset = int(begins[num_valid])
             raise DataError(
                 f"{path}: the record at offset {offset} is damaged: its checksum differs"
@@ -189,11 +191,17 @@ def find_matching_files(pattern: str | Sequence[str]) -> list[str]:
                 " long; copy the files, or return a tf.data.TFRecordDataset from build_inputs"
             )
 
-    matches = [glob.glob(path) for path in patterns]
-    unmatched = [path for path, files in zip(patterns, matches, strict=True) if not files]
+    all_files: set[str] = set()
+    unmatched: list[str] = []
+    for path in patterns:
+        files = glob.glob(path)
+        all_files.update(files)
+        if not files:
+            unmatched.append(path)
     if unmatched or not patterns:
-        raise DataError(f"input_path: no file matches {', '.join(unmatched) or repr(pattern)}")
-    return sorted(set(itertools.chain(*matches)))
+        names = ", ".join(unmatched) or repr(pattern)
+        raise DataError(f"input_path: no file matches {names}")
+    return sorted(all_files)
 
 
 def read_compression(path: str) -> str:
@@ -217,10 +225,11 @@ def _read_offsets(path: str) -> np.ndarray:
     """
     try:
         with open(path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
+            descriptor = stream.fileno()
+            size = os.fstat(descriptor).st_size
             if size == 0:
                 raise DataError(f"{path} is empty: no record at offset 0")
-            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
                 # In a compressed file no record can be found.
                 if kind := _parse_compression(content[:_HEAD]):
                     raise DataError(
@@ -258,19 +267,24 @@ def _parse_compression(head: bytes) -> str:
     # The length of a record may begin with the same bytes as a compressed file.
     if len(head) >= _HEAD:
         values = np.frombuffer(head, np.uint8)
-        if _have_valid_checksums(values[np.newaxis]).all():
+        heads = values[np.newaxis]
+        if _have_valid_checksums(heads).all():
             return ""
-    return _COMPRESSED.get(head[:2], "")
+    first_bytes = head[:2]
+    return _COMPRESSED.get(first_bytes, "")
 
 
 def _check_heads(path: str, content: mmap.mmap, offsets: np.ndarray) -> None:
     """Raises DataError when the length of a record does not fit its checksum."""
+    head_places = np.arange(_HEAD)
     for begin in range(0, len(offsets), _CHECKED_AT_ONCE):
         chunk = offsets[begin : begin + _CHECKED_AT_ONCE]
-        heads = np.frombuffer(content, np.uint8)[chunk[:, np.newaxis] + np.arange(_HEAD)]
+        places = chunk[:, np.newaxis] + head_places
+        heads = np.frombuffer(content, np.uint8)[places]
         are_valid = _have_valid_checksums(heads)
         if not are_valid.all():
-            offset = int(chunk[np.argmin(are_valid)])
+            first_damaged = np.argmin(are_valid)
+            offset = int(chunk[first_damaged])
             raise DataError(
                 f"{path}: at offset {offset} there is no record: the checksum of its length differs"
             )
@@ -283,16 +297,20 @@ def _have_valid_checksums(heads: np.ndarray) -> np.ndarray:
       heads: The first bytes of n frames, uint8 [n, 12].
     """
     checksum = np.full(len(heads), 0xFFFFFFFF, np.uint32)
-    for column in heads[:, :8].T:
-        entries = _TABLE[(checksum ^ column) & 0xFF]
+    # The first 8 bytes are the length.
+    lengths = heads[:, :8]
+    for column in lengths.T:
+        places = (checksum ^ column) & 0xFF
+        entries = _TABLE[places]
         checksum = entries ^ (checksum >> 8)
     checksum = ~checksum
 
     # TFRecord stores a masked form of the checksum.
     rotated = (checksum >> 15) | (checksum << 17)
     masked = rotated + np.uint32(0xA282EAD8)
-    stored_checksums = np.ascontiguousarray(heads[:, 8:]).view("<u4")
-    return masked == stored_checksums[:, 0]
+    last_bytes = np.ascontiguousarray(heads[:, 8:])
+    stored_checksums = last_bytes.view("<u4")[:, 0]
+    return masked == stored_checksums
 
 
 def _table() -> np.ndarray:
@@ -301,7 +319,9 @@ def _table() -> np.ndarray:
     for _ in range(8):
         shifted = values >> 1
         remainders = shifted ^ np.uint32(_CASTAGNOLI)
-        values = np.where(values & 1, remainders, shifted).astype(np.uint32)
+        is_odd = values & 1
+        values = np.where(is_odd, remainders, shifted)
+        values = values.astype(np.uint32)
     return values
 
 
@@ -314,9 +334,11 @@ def _read_valid_records(frames: Sequence[bytes]) -> list[bytes]:
     descriptor = os.memfd_create("records", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as stream:
-            stream.write(b"".join(frames))
+            content = b"".join(frames)
+            stream.write(content)
+        path = f"/proc/self/fd/{descriptor}"
         with contextlib.suppress(tf.errors.DataLossError):
-            for record in _iterate_file_records(f"/proc/self/fd/{descriptor}"):
+            for record in _iterate_file_records(path):
                 records.append(record)
     finally:
         os.close(descriptor)

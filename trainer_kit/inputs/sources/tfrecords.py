@@ -94,7 +94,8 @@ class TFRecordSource:
         if batch_transform is not None:
             self._functions.append(BatchFunction(batch_transform, "batch_transform"))
         self._uses_seeds = any(function.takes_seed for function in self._functions)
-        self._files = RecordFiles(find_matching_files(file_pattern))
+        paths = find_matching_files(file_pattern)
+        self._files = RecordFiles(paths)
         self.num_examples = len(self._files)
         self._order = Order(self.num_examples, params, block=params.block_length)
         self._options = build_options(params)
@@ -137,7 +138,9 @@ class TFRecordSource:
         # determinism.
         records = tf.numpy_function(self._files.read_records, [indices], tf.string, stateful=False)
         records = tf.ensure_shape(records, indices.shape)
-        return records if seeds is None else (records, seeds)
+        if seeds is None:
+            return records
+        return records, seeds
 
 
 def find_data_error(error: BaseException, *datasets: Any) -> DataError | None:
@@ -210,5 +213,8 @@ def explain_read_errors(
 def _reason(message: str) -> str:
     """Returns the last line of TensorFlow's message that contains a reason."""
     text = _PLACE.split(message, maxsplit=1)[0]
-    lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line), "no reason is known")
+    for line in reversed(text.splitlines()):
+        reason = _PREFIX.sub("", line).strip()
+        if reason:
+            return reason
+    return "no reason is known"
