@@ -185,9 +185,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Returns `value` with `digits` significant digits.
+    """Returns `value` as text with about `digits` significant digits.
 
-    Integer parts are always written in full.
+    An integer below 1e15 has all its digits. Another number with `digits` or more digits before the
+    point has them all and one decimal, such as 1234.6. The rest has `digits` significant digits.
     """
     if math.isfinite(value) and abs(value) < 1e15:
         if value == int(value):
