@@ -369,5 +369,7 @@ def _reset_signals_in_child() -> None:
 # The mask of the thread that forks. A signal to the new child waits until the child is ready.
 _mask: set[int | signal.Signals] = set()
 os.register_at_fork(
-    before=_before_fork, after_in_parent=_restore_signal_mask, after_in_child=_reset_signals_in_child
+    before=_before_fork,
+    after_in_parent=_restore_signal_mask,
+    after_in_child=_reset_signals_in_child,
 )
