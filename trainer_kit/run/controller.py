@@ -744,9 +744,11 @@ class Controller:
         with self._save_lock:
             with self._phases.during("save"):
                 manager.sync()
-            if self._announced_checkpoint_step != manager.saved_step:
+            # There is no path after a save that failed.
+            path = manager.saved_path
+            if path is not None and self._announced_checkpoint_step != manager.saved_step:
                 self._announced_checkpoint_step = manager.saved_step
-                self.callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
+                self.callbacks.call("checkpoint_saved", path, manager.saved_step)
 
     def mark_loop_interrupted(self) -> None:
         """Notes the current loop as interrupted, after an error inside it.

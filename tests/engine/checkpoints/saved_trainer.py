@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.schema.durations import Duration
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.process.run_directory import RunDirectory
 
@@ -61,7 +62,7 @@ def manager_of(
     folder: Path | str,
     *,
     max_to_keep: int = 3,
-    interval: int = 1,
+    interval: int | Duration | None = 1,
     run_id: str = "",
     from_step: int | None = None,
     **arguments: Any,

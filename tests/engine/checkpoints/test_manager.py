@@ -18,9 +18,12 @@ import tensorflow as tf
 from tests.builders import assert_all_close
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints import manager
 from trainer_kit.checkpoints.commit import read_commit_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
+from trainer_kit.config.schema.durations import Duration
+from trainer_kit.errors import StorageError
 
 
 class _Run:
@@ -165,6 +168,55 @@ def test_an_error_unrelated_to_the_disk_does_not_mention_it(
         run.manager.save()
 
     assert "was not written" not in caplog.text
+
+
+def test_after_an_unrelated_error_the_previous_checkpoint_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("of a user's variable")
+
+    run = _Run(tmp_path)
+    run.train()
+    run.manager.save()
+    run.train()
+    monkeypatch.setattr(run.manager.checkpoint, "write", fail)
+    with pytest.raises(ValueError, match="of a user's variable"):
+        run.manager.save()
+    assert (run.manager.saved_step, run.manager.saved_path) == (1, str(tmp_path / "ckpt-1"))
+
+
+def test_after_a_failed_save_no_checkpoint_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("of the disk")
+
+    run = _Run(tmp_path)
+    run.train()
+    run.manager.save()
+    run.train()
+    monkeypatch.setattr(run.manager.checkpoint, "write", fail)
+    with pytest.raises(StorageError, match="ckpt-2 was not written: of the disk"):
+        run.manager.save()
+    assert (run.manager.saved_step, run.manager.saved_path) == (-1, None)
+
+
+def test_with_a_time_the_chief_decides_whether_a_save_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _Run(tmp_path, interval=Duration.parse("1 h"))
+    answers = []
+
+    def broadcast_answer(_: tf.distribute.Strategy, answer: int) -> int:
+        answers.append(answer)
+        return 0
+
+    # The chief has saved, and this worker has not: both have to take part in the broadcast.
+    monkeypatch.setattr(manager, "broadcast_int", broadcast_answer)
+    run.train()
+    assert run.manager.save() is None
+    assert answers == [1]
 
 
 def test_a_left_manager_frees_model_and_thread_and_saves_again(tmp_path: Path) -> None:

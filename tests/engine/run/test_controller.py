@@ -16,7 +16,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.errors import DivergedError, StopTraining, UsageError
+from trainer_kit.errors import DivergedError, StopTraining, StorageError, UsageError
 from trainer_kit.run.controller import BoundaryOptions, Controller
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
@@ -144,6 +144,27 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     assert account.evaluations == 2
     assert account.wall == 38
     assert account.unaccounted_seconds == 0
+
+
+def test_a_failed_save_is_not_announced_to_callbacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_steps: list[int] = []
+
+    class SavedSteps(Callback):
+        def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
+            saved_steps.append(step)
+
+    def fail(*_: object) -> None:
+        raise OSError("of the disk")
+
+    controller, _ = _controller(tmp_path, _Counter(), callbacks=[SavedSteps()])
+    controller.train(4)
+    monkeypatch.setattr(controller.checkpoint_manager.checkpoint, "write", fail)
+    with pytest.raises(StorageError, match="ckpt-8 was not written: of the disk"):
+        controller.train(8)
+    controller.sync()
+    assert saved_steps == [4]
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
