@@ -411,10 +411,13 @@ class Controller:
         return self._finish_boundary(logs, schedule)
 
     def _rewind_or_take_requests(self) -> Requests:
-        """Takes the requests of callbacks. Carries out a rewind, and keeps those of evaluations.
+        """Takes the requests that callbacks have made since the last call.
+
+        A rewind is carried out at once. A stop becomes `run.stop_reason`. Requests for evaluations
+        wait for the next evaluations.
 
         Returns:
-          The requests, of which the caller carries out the save. A stop is in `run.stop_reason`.
+          The requests. The caller has to carry out that for a save.
 
         Raises:
           RunRewound: after a rewind. The other requests are dropped.
@@ -432,7 +435,10 @@ class Controller:
         return requests
 
     def _carry_out_requests(self) -> Requests:
-        """Carries out the requests of callbacks for a rewind or a save, and returns them all.
+        """Takes the requests of callbacks, and carries out those for a rewind or a save.
+
+        Returns:
+          All requests.
 
         Raises:
           RunRewound: after a rewind. The other requests are dropped.
@@ -470,7 +476,7 @@ class Controller:
     def _finish_boundary(self, logs: Logs, schedule: BoundarySchedule) -> Logs:
         """Calls boundary_end, and carries out what callbacks ask for in it.
 
-        If they end the run, the validation sets that remain at this step are evaluated.
+        If they end the run, the remaining validation sets are evaluated at this step.
 
         Args:
           logs: The logs of the evaluations at this step so far.
