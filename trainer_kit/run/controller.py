@@ -1,21 +1,36 @@
 """The outer loop of a run: training loops, evaluations, saves and events, and nothing else.
 
-`Controller.boundary` is what happens between two training loops, in the order that
-callbacks/callback.py promises. An interval is due when a loop crosses one of its multiples.
-global_step indicates how many steps a loop has taken. A stop takes effect between loops, and
-between the steps of a loop.
+`Controller.train_and_evaluate` catches up on what an earlier start has left undone at its first
+step. Then it alternates training loops with boundaries. `Controller.boundary` is what happens
+between two loops, in the order that callbacks/callback.py promises.
+
+Four things end this sequence or take it back:
+
+    the last step       `run.step` reaches `run.total_steps`, or the data ends. The step is saved,
+                        and all validation sets are evaluated.
+    a callback's stop   `run.stop` sets `run.requests.stop_reason`. When the requests are taken it
+                        becomes `run.stop_reason`. The current step then counts as the last one.
+    a stop request      A signal, or `trainer.request_stop`. `should_stop` becomes true. The loop
+                        ends before its next step. The step is saved and not evaluated: RunStopped
+                        skips the rest of the boundary. A later process resumes from there.
+    a rewind            `run.rewind` sets `run.requests.rewind_step`. When the requests are taken
+                        the checkpoint of that step is restored. RunRewound skips the rest of the
+                        boundary, and the run catches up at that step as at its first one.
+
+Requests are taken after loop_end, after each evaluation and after boundary_end.
+
+A loop covers the steps by which global_step has moved, which may differ from the number that it was
+asked for. An interval is due if one of its multiples is among them.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -30,8 +45,15 @@ from trainer_kit.errors.user_exits import convert_system_exit
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun, WatchedRun
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
+from trainer_kit.run.evaluation_state import (
+    SINGLE_SET,
+    EvaluationState,
+    LastLogs,
+    Logs,
+    ungroup_single_set,
+)
 from trainer_kit.run.progress import REPORT_PHASE, Phases
-from trainer_kit.runtime.collectives import broadcast_int, broadcast_text, is_chief
+from trainer_kit.runtime.collectives import broadcast_int
 from trainer_kit.telemetry.summary_manager import SummaryManager, SummaryManagerLike
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
@@ -56,8 +78,8 @@ class RunStopped(Exception):
 
 
 @dataclass(frozen=True)
-class BoundaryOptions:
-    """What happens on the way to the last step of a training run.
+class BoundarySchedule:
+    """What a training run evaluates and saves on the way to its last step.
 
     Attributes:
       eval_steps: The number of batches in an evaluation. -1 means all.
@@ -73,9 +95,13 @@ class BoundaryOptions:
     def due_sets(
         self, begin: int, step: int, is_last: bool, requested: Collection[str]
     ) -> list[str]:
-        """Returns the validation sets to evaluate after a loop from `begin` to `step`.
+        """Returns the validation sets to evaluate after the steps from `begin` + 1 to `step`.
 
-        At the last step these are all sets.
+        Args:
+          begin: The global step before these steps.
+          step: The global step after them.
+          is_last: Whether the run ends with them. All sets are due then.
+          requested: The names of the sets that callbacks have asked for.
         """
         return [
             name
@@ -133,10 +159,8 @@ class Controller:
         history: RunHistory | None = None,
         boundary_intervals: Sequence[int] = (),
     ) -> None:
-        # Methods that train are called only with a trainer, and those that evaluate only with an
-        # evaluator.
-        self.trainer: Any = trainer
-        self.evaluator: Any = evaluator
+        self.trainer = trainer
+        self.evaluator = evaluator
         self.global_step = global_step
         self.checkpoint_manager = checkpoint_manager
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -148,56 +172,42 @@ class Controller:
         self.eval_summary_manager = eval_summary_manager or SummaryManager(None)
         self._signals = signals
         self._save_on_stop = save_on_stop
-        self._history = history
-
-        # By validation set, the step of its last evaluation in this process, and of the last one
-        # that callbacks saw. The second one is in the checkpoint, like the sets that callbacks have
-        # asked for.
-        self._last_eval_steps: dict[str, int] = {}
-        self._announced_eval_steps: dict[str, int] = {}
-        self._requested_sets: set[str] = set()
-
-        # Whether the run begins, or has gone back.
-        self._needs_catch_up = False
-
-        self._interrupted_loop = InterruptedLoop()
-        self._cached_steps_tensor = (0, tf.constant(0))
-        self.loop_range = (0, 0)
         self._boundary_intervals = boundary_intervals
         self._phases = Phases(callbacks.times)
 
-        # A late save comes from another thread.
+        # The state of training loops. A number of steps is cached with its tensor.
+        self.loop_range = (0, 0)
+        self._interrupted_loop = InterruptedLoop()
+        self._cached_steps = (0, tf.constant(0))
+        # A callback of Keras may stop the run after a batch, which ends the loop early.
+        self._loop_checker = LoopChecker(
+            trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
+        )
+
+        # The state of evaluations and checkpoints. A late save comes from another thread.
+        self._evaluations = EvaluationState(self.strategy, history)
         self._save_lock = threading.RLock()
         # The step of the last checkpoint that callbacks know.
         self._announced_checkpoint_step = checkpoint_manager.saved_step
-        self._loops = LoopChecker(
-            self.trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
-        )
 
         if trainer is not None:
             trainer.register_state(
                 "loop", self._interrupted_loop.state, self._interrupted_loop.restore
             )
-            trainer.register_state(
-                "evaluated",
-                lambda: self._announced_eval_steps or None,
-                self._restore_announced_eval_steps,
-            )
-            trainer.register_state(
-                "evaluations asked for",
-                lambda: sorted(self._requested_sets) or None,
-                self._restore_requested_sets,
-            )
+            self._evaluations.register_with(trainer)
         tf.summary.experimental.set_step(global_step)
         self.run.read_step()
 
     @property
     def should_stop(self) -> bool:
-        """Whether a stop was requested. With several workers, whether they have agreed to stop."""
+        """Whether a stop was requested by a signal or `request_stop` of the trainer.
+
+        With several workers, whether they have agreed to stop. A callback that ends the run does
+        not count.
+        """
         signals = self._signals
         return is_stopping(
-            self.trainer or self.evaluator,
-            lambda: signals is not None and signals.is_stop_requested(),
+            self.run.trainer, lambda: signals is not None and signals.is_stop_requested()
         )
 
     @property
@@ -227,7 +237,7 @@ class Controller:
         *,
         evaluates: bool = True,
         checkpoint_at_completion: bool = True,
-    ) -> dict[str, Any]:
+    ) -> Logs:
         """Trains up to `train_steps`, with evaluations on the way and one at the end.
 
         When a callback ends the run, the last step is saved and evaluated as at the end of a full
@@ -251,12 +261,15 @@ class Controller:
           DivergedError: when the loss or a weight is not finite, and no callback rewinds the run.
           StorageError: when a checkpoint or a record of an evaluation cannot be written.
           TrainerKitError: when a training loop does not advance global_step.
+          UsageError: when the controller has no trainer, or evaluates without an evaluator.
         """
         self.run.total_steps = train_steps if train_steps >= 0 else None
-        intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
-        goal = BoundaryOptions(eval_steps, intervals, checkpoint_at_completion)
-        output: dict[str, Any] = {}
-        evaluated_step = -1
+        intervals: dict[str, int | None] = {}
+        if evaluates:
+            evaluator = _require(self.evaluator, "evaluator")
+            intervals = evaluator.validation_intervals(eval_interval)
+        schedule = BoundarySchedule(eval_steps, intervals, checkpoint_at_completion)
+        last_logs = LastLogs()
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_shortened_loops(self.steps_per_loop)
 
@@ -265,72 +278,76 @@ class Controller:
             self.callbacks.call_begin_and_end("train"),
             writer.as_default(),
         ):
-            self._needs_catch_up = True
-            while self._needs_catch_up or not (self._is_last() or self.should_stop):
+            has_ended = False
+            while not has_ended:
+                # The run begins here, or continues from the step to which it has gone back.
                 try:
                     with convert_system_exit():
-                        if self._needs_catch_up:
-                            logs = self._catch_up(goal)
-                        else:
-                            logs = self.boundary(self._train_loop(goal), goal)
-
-                    if logs:
-                        # Validation sets of one step may be evaluated one after another.
-                        output = {**output, **logs} if evaluated_step == self.run.step else logs
-                        evaluated_step = self.run.step
-                except (RunRewound, RunStopped):
+                        logs = self._catch_up(schedule)
+                        last_logs.add(logs, self.run.step)
+                        while not (self._is_last_step() or self.should_stop):
+                            loop = self._train_loop(schedule)
+                            logs = self.boundary(loop, schedule)
+                            last_logs.add(logs, self.run.step)
+                    has_ended = True
+                except RunStopped:
+                    has_ended = True
+                except RunRewound:
                     continue
                 except Exception as error:
                     self._rewind_after_error(error)
 
-            saves_last = checkpoint_at_completion or bool(self.run.stop_reason)
+            # This saves nothing if the last boundary has saved the step.
+            saves_last = schedule.saves_last or bool(self.run.stop_reason)
             saves = self._save_on_stop if self.should_stop else saves_last
             if saves:
                 self.save_checkpoint()
             self.sync()
-        return output
+        return last_logs.logs
 
-    def _train_loop(self, options: BoundaryOptions) -> Loop | None:
+    def _train_loop(self, schedule: BoundarySchedule) -> Loop | None:
         """Runs one training loop.
 
         Returns None if the loop took no step, or if a stop interrupted it.
         """
+        trainer = _require(self.trainer, "trainer")
+
         # The loop ends at the next multiple of an interval, or where a callback asks for it.
         step = self.run.step
         pause = next_stop(
             step,
             self.run.total_steps,
-            *options.eval_intervals.values(),
+            *schedule.eval_intervals.values(),
             *self._boundary_intervals,
             self.callbacks.find_next_boundary(step),
         )
         begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
-        self.callbacks.call("loop_begin", end - step)
+        steps = end - step
+        self.callbacks.call("loop_begin", steps)
 
         # Loops of one length get the same tensor.
-        steps = end - step
-        if self._cached_steps_tensor[0] != steps:
-            self._cached_steps_tensor = (steps, tf.constant(steps, tf.int32))
-        _, steps_tensor = self._cached_steps_tensor
+        cached_steps, steps_tensor = self._cached_steps
+        if steps != cached_steps:
+            steps_tensor = tf.constant(steps, tf.int32)
+            self._cached_steps = (steps, steps_tensor)
 
         self.loop_range = (begin, end)
         start = time.perf_counter()
         # The data may end inside the loop, which then returns nothing.
-        logs: Any = None
+        output: object = None
         records_summaries = summary_condition(self.summary_interval, self.global_step, end)
         with (
             self._phases.during("train"),
             tf.summary.record_if(records_summaries),
-            self._loops.catch_end_of_data(),
+            self._loop_checker.catch_end_of_data(),
         ):
-            logs = self.trainer.train(steps_tensor)
-        logs, reached = self._loops.check_loop(step, end, logs)
+            output = trainer.train(steps_tensor)
+        logs, reached = self._loop_checker.check_loop(step, end, output)
         self.run.step = reached
 
         seconds = time.perf_counter() - start
-        self.times.add_loop(
-            reached - step, self.trainer.input_seconds, self.trainer.first_step_at - start
-        )
+        first_step_seconds = trainer.first_step_at - start
+        self.times.add_loop(reached - step, trainer.input_seconds, first_step_seconds)
 
         # A resumed run ends and reports an interrupted loop at the step at which it would have
         # ended.
@@ -340,12 +357,12 @@ class Controller:
             return None
         return Loop(step, reached, seconds, logs)
 
-    def boundary(self, loop: Loop | None, options: BoundaryOptions) -> dict[str, Any]:
+    def boundary(self, loop: Loop | None, schedule: BoundarySchedule) -> Logs:
         """Does what is due at the step between two training loops.
 
         Args:
           loop: The training loop that has ended. None if it is not to be reported.
-          options: What happens on the way to the last step.
+          schedule: What the run evaluates and saves on the way to its last step.
 
         Returns:
           The logs of the evaluations at this step. Empty if none was due.
@@ -362,34 +379,48 @@ class Controller:
             self.callbacks.call("loop_end", loop.logs)
 
         # 2. rewind
-        requests = self._take_requests()
+        requests = self._rewind_or_take_requests()
 
         # 3. boundary_begin: the engine checks whether the loop that has ended has diverged.
         last_loop = self.run.loop
         if last_loop is not None and last_loop.end == self.run.step:
             self.callbacks.call("boundary_begin", last_loop.logs)
 
-        # 4. checkpoint
-        self._save_if_due(requests, options)
+        # 4. checkpoint. A stop request ends the run here. Its save may find a divergence, which can
+        # rewind the run only from inside a boundary.
+        if self.should_stop:
+            if self._save_on_stop:
+                self.save_checkpoint()
+            raise RunStopped
+        self._save_if_due(requests, schedule)
+        self._check_data_has_not_ended()
 
-        # 5. evaluation of the validation sets that are due or asked for
+        # 5. evaluation of the validation sets that are due or asked for. Records of steps after the
+        # checkpoint that the run has resumed from do not count.
         step = self.run.step
-        due = options.due_sets(self.loop_range[0], step, self._is_last(), self._requested_sets)
-        names = [name for name in due if self._last_eval_steps.get(name) != step]
-        logs = self._evaluate_sets(names, {}, options)
+        due = schedule.due_sets(
+            self.loop_range[0], step, self._is_last_step(), self._evaluations.requested_sets
+        )
+        sets = self._evaluations.select_not_run(due, step)
+        logs = self._evaluate_sets(sets, {}, schedule)
 
-        # 6. epoch_end and 7. boundary_end
+        # 6. epoch_end
         self.callbacks.end_epoch()
-        self.callbacks.call("boundary_end")
 
-        # 8. stop
-        return self._stop_if_requested(logs, options)
+        # 7. boundary_end and 8. stop
+        return self._finish_boundary(logs, schedule)
 
-    def _take_requests(self) -> Requests:
-        """Takes the requests of callbacks, and remembers the evaluations among them.
+    def _rewind_or_take_requests(self) -> Requests:
+        """Takes the requests that callbacks have made since the last call.
+
+        A rewind is carried out at once. A stop becomes `run.stop_reason`. Requests for evaluations
+        wait for the next evaluations.
+
+        Returns:
+          The requests. The caller has to carry out that for a save.
 
         Raises:
-          RunRewound: after it has carried out a rewind.
+          RunRewound: after a rewind. The other requests are dropped.
         """
         requests = self.callbacks.take_requests()
         if requests.rewind_step is not None and self.trainer is None:
@@ -400,137 +431,167 @@ class Controller:
         elif requests.rewind_step is not None:
             self._rewind(requests.rewind_step, requests.rewind_reason)
             raise RunRewound
-        self._requested_sets |= requests.sets_to_evaluate
+        self._evaluations.requested_sets |= requests.sets_to_evaluate
         return requests
 
-    def _save_if_due(self, requests: Requests, options: BoundaryOptions) -> None:
-        """Saves a checkpoint if one is due or asked for, or if the run ends here."""
-        if self.should_stop:
-            if self._save_on_stop:
-                # Inside the boundary, where a divergence may still rewind the run.
-                self.save_checkpoint()
-            raise RunStopped
+    def _carry_out_requests(self) -> Requests:
+        """Takes the requests of callbacks, and carries out those for a rewind or a save.
 
-        step = self.run.step
-        data_ended = self.trainer.has_data_ended
-        saves_last = options.saves_last or data_ended or bool(self.run.stop_reason)
-        is_wanted = requests.save or (saves_last and self._is_last())
-        if is_wanted or self.checkpoint_manager.is_due(self.loop_range[0], step):
+        Returns:
+          All requests.
+
+        Raises:
+          RunRewound: after a rewind. The other requests are dropped.
+        """
+        requests = self._rewind_or_take_requests()
+        if requests.save:
+            self.save_checkpoint(requests.overwrite_checkpoint)
+        return requests
+
+    def _save_if_due(self, requests: Requests, schedule: BoundarySchedule) -> None:
+        """Saves a checkpoint if one is due or asked for, or if the run ends here."""
+        data_has_ended = _require(self.trainer, "trainer").has_data_ended
+        ends_early = data_has_ended or bool(self.run.stop_reason)
+        saves_last = ends_early or (schedule.saves_last and self._is_last_step())
+        is_wanted = saves_last or requests.save
+        if is_wanted or self.checkpoint_manager.is_due(self.loop_range[0], self.run.step):
             self.save_checkpoint(requests.overwrite_checkpoint)
 
-        if data_ended and self.run.total_steps is not None and not self.run.stop_reason:
+    def _check_data_has_not_ended(self) -> None:
+        """Checks that there is data up to the last step, unless a callback ends the run here.
+
+        Raises:
+          DataError: when there is not. The checkpoint of this step is on the disk then.
+        """
+        has_ended = _require(self.trainer, "trainer").has_data_ended
+        if has_ended and self.run.total_steps is not None and not self.run.stop_reason:
             self.sync()
             raise DataError(
-                f"task.train_data ended at step {step} of {self.run.total_steps}; repeat the data"
-                " (an ArraySource does with task.train_data.is_training=true), or set"
+                f"task.train_data ended at step {self.run.step} of {self.run.total_steps}; repeat"
+                " the data (an ArraySource does with task.train_data.is_training=true), or set"
                 " trainer.train_steps to -1 to train until it ends (the checkpoint of this step is"
                 " saved)"
             )
 
-    def _stop_if_requested(self, logs: dict[str, Any], options: BoundaryOptions) -> dict[str, Any]:
-        """Ends the boundary, and the run if boundary_end asked for that.
+    def _finish_boundary(self, logs: Logs, schedule: BoundarySchedule) -> Logs:
+        """Calls boundary_end, and carries out what callbacks ask for in it.
 
-        At the last step all validation sets are evaluated.
+        If they end the run, the remaining validation sets are evaluated at this step.
 
         Args:
           logs: The logs of the evaluations at this step so far.
-          options: What happens on the way to the last step.
+          schedule: What the run evaluates and saves on the way to its last step.
+
+        Returns:
+          All logs of this step.
+
+        Raises:
+          RunRewound: when a callback has asked for a rewind.
+          RunStopped: when a stop was requested.
         """
         while True:
-            requests = self._take_requests()
-            if requests.save:
-                self.save_checkpoint(requests.overwrite_checkpoint)
-            due: list[str] = []
+            self.callbacks.call("boundary_end")
+            requests = self._carry_out_requests()
+            sets: list[str] = []
             if requests.stop_reason:
-                due = self._select_unevaluated_sets(options.eval_intervals)
+                # A callback that ended the run earlier has had all sets evaluated already.
+                sets = self._evaluations.select_unevaluated(schedule.eval_intervals, self.run.step)
             if self.should_stop:
                 raise RunStopped
-            if not due:
+            if not sets:
                 return logs
 
-            # After an evaluation boundary_end is called again, and may request more.
-            logs = self._evaluate_sets(due, logs, options)
-            self.callbacks.call("boundary_end")
+            # The boundary ends only after these evaluations, so boundary_end comes again.
+            logs = self._evaluate_sets(sets, logs, schedule)
 
-    def _evaluate_sets(
-        self, sets: Collection[str], logs: dict[str, Any], options: BoundaryOptions
-    ) -> dict[str, Any]:
+    def _evaluate_sets(self, sets: Collection[str], logs: Logs, schedule: BoundarySchedule) -> Logs:
         """Evaluates validation sets, and those that callbacks ask for meanwhile.
 
-        If a callback ends the run here, all sets are evaluated.
+        If a callback ends the run here, all sets are evaluated. A stop request ends the evaluations.
 
         Args:
           sets: The names of the validation sets.
           logs: The logs of other sets at this step.
-          options: What happens on the way to the last step.
+          schedule: What the run evaluates and saves on the way to its last step.
 
         Returns:
           All logs of this step.
+
+        Raises:
+          RunRewound: when a callback has asked for a rewind.
+          RunStopped: when a stop cut an evaluation short.
         """
         while sets and not self.should_stop:
-            logs = self._run_evaluation(options.eval_steps, sets, logs)
-            requests = self._take_requests()
-            if requests.save:
-                self.save_checkpoint(requests.overwrite_checkpoint)
+            logs = self._run_evaluation(schedule.eval_steps, sets, logs)
+            self._carry_out_requests()
 
             # Callbacks may have asked for further sets, or ended the run.
-            requested = options.eval_intervals if self.run.stop_reason else self._requested_sets
-            sets = self._select_unevaluated_sets(
-                name for name in options.eval_intervals if name in requested
-            )
+            names = list(schedule.eval_intervals)
+            if not self.run.stop_reason:
+                names = [name for name in names if name in self._evaluations.requested_sets]
+            sets = self._evaluations.select_unevaluated(names, self.run.step)
         return logs
 
-    def _is_last(self) -> bool:
-        """Whether the run ends at this step.
+    def _is_last_step(self) -> bool:
+        """Whether the run ends at this step without a stop request.
 
-        It ends at the last step, when the data has ended, or when a callback ends it.
+        It ends after `run.total_steps`, when the data has ended, or when a callback ends it.
         """
         is_at_end = self.run.total_steps is not None and self.run.step >= self.run.total_steps
-        return is_at_end or bool(self.run.stop_reason) or self.trainer.has_data_ended
+        has_data_ended = _require(self.trainer, "trainer").has_data_ended
+        return is_at_end or bool(self.run.stop_reason) or has_data_ended
 
-    def _catch_up(self, options: BoundaryOptions) -> dict[str, Any]:
-        """Catches up on saves and evaluations that are due when the run begins, or after a rewind.
+    def _catch_up(self, schedule: BoundarySchedule) -> Logs:
+        """Does what remains to be done at the step at which the run begins, or after a rewind.
 
-        It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that
-        came after the checkpoint.
+        It is a boundary without a loop. An earlier process may have been killed in the boundary of
+        this step, after its checkpoint. Callbacks whose state in the checkpoint is from before a
+        recorded evaluation receive its logs.
 
         Returns:
           The logs of all evaluations of this step, recorded and new ones.
-        """
-        self._needs_catch_up = False
-        step = self.run.step
-        recorded: dict[str, Any] = {}
-        if options.eval_intervals and step > 0:
-            recorded = self._broadcast_recorded_logs(step)
-        self._requested_sets -= recorded.keys()
 
-        # The recorded evaluations that the callbacks' state in the checkpoint does not include.
-        unannounced = {
-            name: logs
-            for name, logs in recorded.items()
-            if self._announced_eval_steps.get(name) != step
-        }
+        Raises:
+          RunRewound: when a callback has asked for a rewind.
+          RunStopped: when a stop was requested.
+        """
+        step = self.run.step
+        recorded: Logs = {}
+        if schedule.eval_intervals and step > 0:
+            recorded = self._evaluations.read_recorded_logs(step)
+        # What is recorded is no longer asked for.
+        self._evaluations.requested_sets -= recorded.keys()
+
+        # evaluation_end for the recorded evaluations that callbacks have not received
+        unannounced = self._evaluations.select_unannounced(recorded, step)
         if unannounced:
             self.run.evaluation = Evaluation(step, tuple(unannounced), is_replayed=True)
-            self.callbacks.call("evaluation_end", unannounced.get("", unannounced))
-            self._announced_eval_steps.update(dict.fromkeys(unannounced, step))
+            self.callbacks.call("evaluation_end", ungroup_single_set(unannounced))
+            self._evaluations.add_announced(unannounced, step)
             if step == self.run.previous_stop_step:
-                # A recorded evaluation ended the earlier start. This start continues.
+                # In this evaluation a callback ended the earlier start, and has asked for that
+                # again. The run was started once more in order to continue.
                 self.run.requests.stop_reason = ""
 
-        requests = self._take_requests()
-        if requests.save:
-            self.save_checkpoint(requests.overwrite_checkpoint)
+        # rewind and checkpoint
+        self._carry_out_requests()
+
+        # evaluation of the validation sets that are due, asked for or were cut short. No loop has
+        # led to this step, so a set is due if the step is itself a multiple of the interval.
         due: list[str] = []
         if step > 0:
-            due = options.due_sets(step - 1, step, self._is_last(), self._requested_sets)
-        logs = self._evaluate_sets(self._select_unevaluated_sets(due), {}, options)
-        self.callbacks.end_epoch()
-        self.callbacks.call("boundary_end")
-        logs = self._stop_if_requested(logs, options)
-        return {**recorded.get("", recorded), **logs}
+            due = schedule.due_sets(
+                step - 1, step, self._is_last_step(), self._evaluations.requested_sets
+            )
+        sets = self._evaluations.select_unevaluated(due, self.run.step)
+        logs = self._evaluate_sets(sets, {}, schedule)
 
-    def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
+        # epoch_end, boundary_end and stop
+        self.callbacks.end_epoch()
+        logs = self._finish_boundary(logs, schedule)
+        return {**ungroup_single_set(recorded), **logs}
+
+    def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> Logs:
         """Evaluates the weights of the current step.
 
         Args:
@@ -545,17 +606,20 @@ class Controller:
           DataError: when there is no data, or too little.
           DivergedError: when a weight is not finite.
           StorageError: when the record of the evaluation, or the save before it, cannot be written.
+          UsageError: when the controller has no evaluator.
         """
+        evaluator = _require(self.evaluator, "evaluator")
+        names = sets or list(evaluator.validation_intervals(None))
         try:
-            names = sets or list(self.evaluator.validation_intervals(None))
             logs = self._run_evaluation(steps, names, {})
         except RunStopped:
             return {}
 
-        # Both events may request a save, and one save serves both.
-        saves = self._take_requests().save
+        # Both events may ask for a save, and one save serves both.
+        evaluation_requests = self._rewind_or_take_requests()
         self.callbacks.call("boundary_end")
-        saves = self._take_requests().save or saves
+        boundary_requests = self._rewind_or_take_requests()
+        saves = evaluation_requests.save or boundary_requests.save
         if saves and self.trainer is not None:
             self.save_checkpoint()
             self.sync()
@@ -563,14 +627,14 @@ class Controller:
 
     def _run_evaluation(
         self, steps: int, sets: Collection[str], other_logs: Mapping[str, object]
-    ) -> dict[str, Any]:
+    ) -> Logs:
         """Evaluates, and shows the evaluation to the callbacks.
 
         The engine's own callbacks export the best weights and record the evaluation.
 
         Args:
           steps: The number of batches. -1 means all.
-          sets: The names of the validation sets. A single one is called "".
+          sets: The names of the validation sets.
           other_logs: The logs of other sets at the same step.
 
         Returns:
@@ -579,6 +643,7 @@ class Controller:
         Raises:
           RunStopped: when a stop cut the evaluation short.
         """
+        evaluator = _require(self.evaluator, "evaluator")
         step = self.run.step
         self.callbacks.call("evaluation_begin")
         start = time.perf_counter()
@@ -586,24 +651,23 @@ class Controller:
             self._phases.during("evaluate"),
             self.eval_summary_manager.summary_writer().as_default(),
         ):
-            # A single set is called "", and `evaluate` gets no names then.
-            options = {} if "" in sets else {"sets": list(sets)}
+            # Evaluators with a single set need not have the parameter `sets`.
+            options = {} if SINGLE_SET in sets else {"sets": list(sets)}
             steps_tensor = tf.constant(steps, tf.int32)
-            logs = dict(self.evaluator.evaluate(steps_tensor, **options) or {})
+            logs = dict(evaluator.evaluate(steps_tensor, **options) or {})
         seconds = time.perf_counter() - start
         if self.should_stop:
             # The evaluation may have been cut short.
             raise RunStopped
-
-        self._requested_sets -= set(sets)
-        self._last_eval_steps.update(dict.fromkeys(sets, step))
-        self._announced_eval_steps.update(dict.fromkeys(sets, step))
+        self._evaluations.add_run(sets, step)
 
         # An evaluation is recorded after its checkpoint is on the disk.
         self.sync()
         manager = self.checkpoint_manager
         seconds_of_sets = {
-            name: set_seconds for name, set_seconds in self.evaluator.eval_seconds.items() if name
+            name: set_seconds
+            for name, set_seconds in evaluator.eval_seconds.items()
+            if name != SINGLE_SET
         }
         path = manager.saved_path if step == manager.saved_step else None
         self.run.evaluation = Evaluation(step, tuple(sets), seconds, seconds_of_sets, path)
@@ -614,35 +678,6 @@ class Controller:
         self.run.read_step()
         return dict(tf.nest.map_structure(to_numpy, merged_logs))
 
-    def _select_unevaluated_sets(self, sets: Iterable[str]) -> list[str]:
-        """Returns the validation sets of `sets` that no process has evaluated at this step.
-
-        This process remembers its own evaluations. Those of others are in the record.
-        """
-        step = self.run.step
-        names = list(sets)
-        recorded = self._broadcast_recorded_logs(step) if names else {}
-        return [
-            name
-            for name in names
-            if self._last_eval_steps.get(name) != step and name not in recorded
-        ]
-
-    def _broadcast_recorded_logs(self, step: int) -> dict[str, Any]:
-        """Returns the logs that the chief has recorded for a step, by validation set.
-
-        Every worker receives them. A single set is called "".
-        """
-        if self._history is None:
-            return {}
-
-        text = ""
-        if is_chief(self.strategy):
-            text = json.dumps(self._history.get_recorded_logs(step))
-        text = broadcast_text(self.strategy, text)
-        logs: dict[str, Any] = json.loads(text)
-        return logs
-
     def evaluate_continuously(
         self,
         steps: int = -1,
@@ -651,7 +686,7 @@ class Controller:
         *,
         watched_run: WatchedRun | None = None,
         newest_only: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Logs:
         """Evaluates the checkpoints in the manager's folder and those that appear there.
 
         Recorded checkpoints are skipped.
@@ -672,7 +707,7 @@ class Controller:
         Raises:
           NothingToWaitForError: when no checkpoint came in time although the run was not finished.
         """
-        output: dict[str, Any] = {}
+        output: Logs = {}
         run = watched_run or UnmonitoredRun(timeout_fn or (lambda: False))
         watcher = CheckpointWatcher(
             self.checkpoint_manager.restore_folder, timeout, run, newest_only
@@ -755,8 +790,9 @@ class Controller:
 
         The next checkpoint stores the end of the loop.
         """
+        trainer = _require(self.trainer, "trainer")
         self._interrupted_loop.steps = self.loop_range
-        self.trainer.should_continue_metrics = True
+        trainer.should_continue_metrics = True
 
     def _rewind_after_error(self, error: Exception) -> None:
         """Lets callbacks rewind the run after an error.
@@ -781,7 +817,7 @@ class Controller:
     def _rewind(self, step: int, reason: str) -> None:
         """Restores the checkpoint of an earlier step in the middle of a run.
 
-        The run then resumes from there.
+        The run has to catch up at that step next.
 
         Raises:
           UsageError: when that step has no checkpoint.
@@ -804,12 +840,16 @@ class Controller:
             self._interrupted_loop.steps = None
             self.run.stop_reason = ""
             # Evaluations of the dropped steps no longer count.
-            self._last_eval_steps.clear()
+            self._evaluations.forget_runs()
             self.callbacks.call("rewound", step)
-        self._needs_catch_up = True
 
-    def _restore_announced_eval_steps(self, state: dict[str, int] | None) -> None:
-        self._announced_eval_steps = dict(state or {})
 
-    def _restore_requested_sets(self, state: list[str] | None) -> None:
-        self._requested_sets = set(state or ())
+def _require(trainer: BaseTrainer | None, argument: str) -> BaseTrainer:
+    """Returns the trainer or evaluator that a method needs.
+
+    Raises:
+      UsageError: when the controller was created without it.
+    """
+    if trainer is None:
+        raise UsageError(f"this Controller has no {argument}; create it with {argument}=")
+    return trainer

@@ -135,7 +135,7 @@ def finish_run(
       PreemptedError, InterruptedRunError: when the run was stopped before its end.
       StorageError: when the last checkpoint or final.json cannot be written.
     """
-    trainer = controller.trainer or controller.evaluator
+    trainer = controller.run.trainer
     for name, count in controller.callbacks.errors.items():
         plural = "s" if count > 1 else ""
         _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, plural)

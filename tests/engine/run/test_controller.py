@@ -17,7 +17,7 @@ from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import DivergedError, StopTraining, StorageError, UsageError
-from trainer_kit.run.controller import BoundaryOptions, Controller
+from trainer_kit.run.controller import BoundarySchedule, Controller
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -158,13 +158,22 @@ def test_a_failed_save_is_not_announced_to_callbacks(
     def fail(*_: object) -> None:
         raise OSError("of the disk")
 
-    controller, _ = _controller(tmp_path, _Counter(), callbacks=[SavedSteps()])
+    controller, _ = _create_controller(tmp_path, _Counter(), callbacks=[SavedSteps()])
     controller.train(4)
     monkeypatch.setattr(controller.checkpoint_manager.checkpoint, "write", fail)
     with pytest.raises(StorageError, match="ckpt-8 was not written: of the disk"):
         controller.train(8)
     controller.sync()
     assert saved_steps == [4]
+
+
+def test_a_controller_without_an_evaluator_says_so(tmp_path: Path) -> None:
+    controller, _ = _create_controller(tmp_path, _Counter())
+    controller.evaluator = None
+    with pytest.raises(UsageError, match="has no evaluator; create it with evaluator="):
+        controller.train_and_evaluate(train_steps=4)
+    controller.train(4)
+    assert controller.run.step == 4
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
@@ -493,7 +502,7 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     assert "ckpt-8 is damaged" in caplog.text
 
 
-GOAL = BoundaryOptions(
+SCHEDULE = BoundarySchedule(
     eval_steps=-1, eval_intervals={"far": None, "dev": 4, "test": 6}, saves_last=True
 )
 
@@ -512,12 +521,12 @@ GOAL = BoundaryOptions(
 def test_sets_are_due_at_their_intervals_the_end_or_when_asked(
     begin: int, step: int, is_last: bool, requested: list[str], sets: list[str]
 ) -> None:
-    assert GOAL.due_sets(begin, step, is_last=is_last, requested=requested) == sets
+    assert SCHEDULE.due_sets(begin, step, is_last=is_last, requested=requested) == sets
 
 
 def test_without_intervals_nothing_is_due_even_if_asked_for() -> None:
-    goal = BoundaryOptions(eval_steps=-1, eval_intervals={}, saves_last=False)
-    assert goal.due_sets(16, 20, is_last=True, requested=["dev"]) == []
+    schedule = BoundarySchedule(eval_steps=-1, eval_intervals={}, saves_last=False)
+    assert schedule.due_sets(16, 20, is_last=True, requested=["dev"]) == []
 
 
 BOUNDARY = [
