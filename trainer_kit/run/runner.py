@@ -275,7 +275,7 @@ def run_experiment(
                                 # An evaluation that was recorded before may lack the best value.
                                 best.add_best(trainer, new_logs)
                         else:
-                            new_logs = _evaluate_checkpoints(plan, controller, sidecar)
+                            new_logs = _evaluate_checkpoints(plan, trainer, controller, sidecar)
 
                         if evaluates_last and not was_stopped(signals, trainer):
                             new_logs = controller.evaluate(steps=config.trainer.validation_steps)
@@ -319,7 +319,10 @@ def _log_config_warnings(options: TrainerConfig) -> None:
 
 
 def _evaluate_checkpoints(
-    plan: RunPlan, controller: Controller | OrbitController, sidecar: Sidecar | None
+    plan: RunPlan,
+    trainer: BaseTrainer,
+    controller: Controller | OrbitController,
+    sidecar: Sidecar | None,
 ) -> dict[str, Any]:
     """Evaluates one checkpoint, or as a sidecar those that a training run saves.
 
@@ -331,7 +334,7 @@ def _evaluate_checkpoints(
         if plan.checkpoint:
             controller.restore_checkpoint(plan.checkpoint)
         else:
-            controller.evaluator.initialize()
+            trainer.initialize()
         return controller.evaluate(steps=options.validation_steps)
 
     sidecar.begin()
