@@ -1,27 +1,34 @@
-"""Builds the parts of a run, in the order of DESIGN.
-
-The order is trainer, history, checkpoints, callbacks, controller.
-"""
+"""Builds the parts of a run: trainer, history, checkpoints, callbacks and controller."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.callback import Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
+from trainer_kit.callbacks.finite_check import FiniteCheck
+from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.callbacks.profile import Profile
+from trainer_kit.callbacks.record_evaluation import (
+    ExportBest,
+    RecordEvaluation,
+    RecordSidecarEvaluation,
+)
+from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.callbacks.tensor_summaries import TensorSummaries, request_tensors
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
 from trainer_kit.config.resume_check import find_data_mistakes
 from trainer_kit.config.schema.durations import RoundedSteps, get_seconds
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.exporter import BestWeightsExporter
@@ -38,7 +45,6 @@ from trainer_kit.process.run_directory import (
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.process.sidecar_lease import Lease, LeaseReader
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.callback_order import assemble_callbacks
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_actions, register_states
 from trainer_kit.run.plan import RunPlan
@@ -50,6 +56,7 @@ from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.train_loop import SummaryTimer
+from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
     check_best_metric,
@@ -390,6 +397,54 @@ def build_controller(
         boundary_intervals=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
         **arguments,
     )
+
+
+def assemble_callbacks(
+    config: ExperimentConfig,
+    trainer: BaseTrainer,
+    manager: CheckpointManager,
+    history: RunHistory,
+    writer: Writer,
+    user_callbacks: Sequence[Callback],
+    actions: Actions,
+    *,
+    early_stopping: EarlyStopping | None = None,
+    profile: Profile | None = None,
+    sidecar: Sidecar | None = None,
+    trains: bool = True,
+) -> list[Callback]:
+    """Returns the engine's callbacks and the users' in the order in which each event calls them.
+
+    The best weights of an evaluation are exported, unless the trainer has done so itself. The
+    evaluation is then recorded before users' callbacks see it. Values that users report join the
+    line of the loop, and the loss is checked after that line is written. A sidecar records last: if
+    it dies before it has reported an evaluation, the next start evaluates again.
+    """
+    callbacks: list[Callback] = []
+    best = history.best
+    if best is not None:
+        callbacks.append(ExportBest(best))
+    if sidecar is None:
+        callbacks.append(RecordEvaluation(history))
+        if profile is not None:
+            callbacks.append(profile)
+
+    callbacks += [*user_callbacks, actions]
+    if early_stopping is not None:
+        callbacks.append(early_stopping)
+    batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
+    callbacks.append(MetricsReporter(writer, batch_size, best))
+
+    if sidecar is not None:
+        callbacks.append(RecordSidecarEvaluation(sidecar, writer))
+        return callbacks
+
+    # The loss is checked after the line of the loop is written.
+    options = config.trainer
+    if trains and options.recovery_max_trials >= 0 and isinstance(trainer, Trainer):
+        callbacks.append(FiniteCheck(options.loss_upper_bound, options.recovery_begin_steps))
+        callbacks.append(Recovery(options, trainer, manager))
+    return callbacks
 
 
 def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:

@@ -170,7 +170,7 @@ def test_an_error_unrelated_to_the_disk_does_not_mention_it(
     assert "was not written" not in caplog.text
 
 
-def test_after_an_unrelated_error_the_previous_checkpoint_is_the_last(
+def test_after_another_error_the_previous_checkpoint_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

@@ -17,7 +17,7 @@ from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.sidecar_lease import Lease
-from trainer_kit.run.callback_order import assemble_callbacks
+from trainer_kit.run.assembly import assemble_callbacks
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.testing import TinyTask, tiny_experiment
