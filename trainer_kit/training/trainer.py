@@ -365,7 +365,7 @@ class Trainer(Evaluator):
         task: TaskLike,
         model: Model,
         optimizer: Optimizers | None,
-    ) -> Any:
+    ) -> Optimizers | None:
         """Returns the optimizer of the constructor with its variables, or NamedOptimizers."""
         return build_task_optimizers(optimizer, config.trainer, task, model)
 
