@@ -248,7 +248,7 @@ class Trainer(Evaluator):
         )
         state.add_root("trainer", self)
 
-        # What training steps report. Two of these objects add metrics to the set.
+        # What training steps report. The reports and the tensors add metrics to the set.
         train_metrics = self._build_training_metrics(config, task, model, train)
         gradient_reports = GradientReports(
             options, built_optimizer, global_step, train_metrics, task
@@ -272,21 +272,37 @@ class Trainer(Evaluator):
             metrics=validation_metrics,
             checkpoint_exporter=checkpoint_exporter,
         )
-        build_metrics(config.task, task, model, train_metrics.metrics, True, train_dataset)
-        build_metrics(
-            config.task, task, model, validation_metrics.metrics, False, validation_dataset
-        )
 
-        # The training half.
+        # The training half of this object.
         self.can_train = train
         self.custom_parts = get_custom_parts(type(self))
-        self.inputs = inputs
-        self.train_tensors = train_tensors
         self._optimizer = built_optimizer
         self._average = average
         self._requires_exact_resume = requires_exact_resume
         self._train_metric_set = train_metrics
         self._gradient_reports = gradient_reports
+        self.train_tensors = train_tensors
+        self.inputs = inputs
+
+        # Some metrics create their variables at the first update. Loops need all variables before.
+        build_metrics(
+            config.task,
+            task,
+            model,
+            train_metrics.metrics,
+            train=True,
+            ready_made_dataset=train_dataset,
+        )
+        build_metrics(
+            config.task,
+            task,
+            model,
+            validation_metrics.metrics,
+            train=False,
+            ready_made_dataset=validation_dataset,
+        )
+
+        # Data and values that a checkpoint contains, and that are not in variables.
         self.data = inputs.create_train_data(global_step, train_dataset)
         self._register_python_state()
         self.hyper_parameters = HyperParameters(task, built_optimizer, state.python_state)
