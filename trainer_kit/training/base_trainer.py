@@ -216,8 +216,12 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         if self.stop_flag is not None:
             self.stop_flag.request()
 
-    def is_out_of_data(self) -> bool:
-        """Whether the training data has ended, even if the loop did not report it."""
+    def take_batch_or_end(self) -> bool:
+        """Takes the next training batch, or returns True at the end of the data.
+
+        Called after a loop that has run no step and did not report the end of the data. The default
+        takes nothing.
+        """
         return False
 
     def find_fusing_problem(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.checkpoints.state.train_state import TrainState, WeightsAverage
 from trainer_kit.config.schema.optimization import WEIGHTS
 from trainer_kit.errors import TrainerKitError, UsageError, suggest_names
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
@@ -40,7 +40,7 @@ from trainer_kit.training.loops.eval_loop import (
 from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
 from trainer_kit.training.loops.loop_function import control_dependencies_for_writes
 from trainer_kit.training.loops.train_loop import TrainLoop
-from trainer_kit.training.metric_set import MetricSet, create_validation_metrics, to_numpy
+from trainer_kit.training.metric_set import MetricSet, to_numpy
 from trainer_kit.training.step_tensors import StepTensors
 from trainer_kit.training.task import Task, preserve_task_states
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
@@ -59,8 +59,11 @@ from trainer_kit.typing import (
 _LOG = logging.getLogger(__name__)
 
 
-class Average(Protocol):
-    """The moving average of the weights: a MovingAverage, or one of another framework."""
+class Average(WeightsAverage, Protocol):
+    """The moving average of the weights: a MovingAverage, or one of another framework.
+
+    Training updates it, evaluations swap it with the weights, and TrainState saves it.
+    """
 
     @property
     def names(self) -> Collection[str]:
@@ -74,8 +77,15 @@ class Average(Protocol):
     def weights_to_evaluate(self) -> tuple[str, ...]:
         """What evaluations use: names of averages, or "weights". The first are the main ones."""
 
+    def update(self, step: tf.Variable) -> None:
+        """Updates the averages after a step. Runs in graph, in cross-replica context.
+
+        Args:
+          step: The global step, an int64 scalar.
+        """
+
     def swap(self, name: str) -> None:
-        """Exchanges the weights and the average of this name."""
+        """Exchanges the weights and the average of this name. Runs eagerly, on the host."""
 
 
 class AsyncWorkers:
@@ -301,6 +311,8 @@ class Evaluator(BaseTrainer):
       config: The experiment's config.
       task: The task to evaluate.
       model: The task's model.
+      can_evaluate: Whether the trainer was created to evaluate. If not, it still can after
+        `set_validation_sets`.
       global_step: The global step, an int64 scalar.
       state: The TrainState of the run.
       average: The moving average of the weights, which is evaluated instead of them. None: the run
@@ -311,11 +323,14 @@ class Evaluator(BaseTrainer):
 
     Attributes:
       best_checkpoint_class: The class that keeps the best checkpoint of a run.
+      state: The TrainState of the run.
+      stop_flag: The StopFlag that training and evaluation loops check before each step.
       validation: The validation sets.
       can_evaluate: Whether the trainer was created to evaluate, or has received validation sets
         since.
       evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
+      eval_tensors: The tensors of evaluation steps that the config asks for by name.
     """
 
     best_checkpoint_class: Any = BestWeightsExporter
@@ -329,6 +344,7 @@ class Evaluator(BaseTrainer):
         task: TaskLike,
         model: Model,
         *,
+        can_evaluate: bool,
         global_step: tf.Variable,
         state: TrainState,
         average: Average | None,
@@ -349,12 +365,17 @@ class Evaluator(BaseTrainer):
         self.evaluated_batches = batch_counter()
         self._validation_metric_set = metrics
         self.eval_tensors = StepTensors("evaluation", config, metrics)
-        self.set_validation_sets(sets)
+        self.can_evaluate = can_evaluate
+        self._replace_validation_sets(sets)
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
         """Replaces the validation sets. Takes effect with the next evaluation."""
-        self.validation = sets
         self.can_evaluate = True
+        self._replace_validation_sets(sets)
+
+    def _replace_validation_sets(self, sets: ValidationSets) -> None:
+        """Replaces the validation sets, and drops the loops and results of the earlier ones."""
+        self.validation = sets
 
         # The results of the metrics in the last evaluation, by set, as NumPy values.
         self._results: dict[str, Any] = {}
@@ -1002,11 +1023,6 @@ class Evaluator(BaseTrainer):
         variables += [*self.stop_flag.variables, self.evaluated_batches]
         variables += self.eval_tensors.value_variables
         return variables
-
-    def _evaluation_metrics(
-        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
-    ) -> MetricSet:
-        return create_validation_metrics(task, model, config, enabled=enabled)
 
     def select_validation_set(self, name: str) -> ValidationSet:
         """Makes a validation set the current one.

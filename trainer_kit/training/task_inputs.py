@@ -16,8 +16,10 @@ from trainer_kit.config.schema.evaluation import ValidationSetConfig, get_valida
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.inputs.dataset_resume import ResumePolicy
+from trainer_kit.inputs.sources.source_protocol import get_data_identity
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, WorkerPipeline
+from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.datasets import distribute_dataset, has_plain_iterator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.metric_set import MetricSet
@@ -248,6 +250,23 @@ class TaskInputs:
             if pipeline.source is not None:
                 sources[pipeline.section.path] = pipeline.source
         return sources
+
+    def data_identities(self, train_source: object) -> dict[str, Any]:
+        """Returns what describes the opened data, by the path of its section in the config.
+
+        Args:
+          train_source: What build_inputs has returned for the training data. None: it is not
+            opened.
+        """
+        replicas = self._strategy.num_replicas_in_sync
+        workers = worker_count(self._strategy)
+        key_suffix = f" for one of {replicas} replicas on {workers} workers"
+
+        sources = {"train_data": train_source, **self.opened_validation_data}
+        return {
+            f"task.{section}": get_data_identity(source, key_suffix)
+            for section, source in sources.items()
+        }
 
     def create_train_data(
         self, global_step: tf.Variable, ready_made_dataset: Dataset | None

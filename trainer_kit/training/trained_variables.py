@@ -239,7 +239,7 @@ def build_task_optimizers(
     return optimizer
 
 
-def moving_average(
+def create_moving_average(
     options: TrainerConfig, task: TaskLike, model: Model, trainable: Sequence[Variable] = ()
 ) -> MovingAverage | None:
     """Returns the moving average of the weights, or of each of several optimizers' variables.

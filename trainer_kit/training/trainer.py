@@ -1,8 +1,21 @@
 """Trainer: Orbit's train and eval step functions for a Task, under any strategy.
 
-Steps run in strategy.run only here, in evaluator and in micro_batches. The methods keep the names
-and meanings of TF Model Garden's Trainer. A training loop is one call of one tf.function: it resets
-the metrics, runs the steps, and returns the results in one transfer.
+The methods keep the names and meanings of TF Model Garden's Trainer. A training loop is one call of
+one tf.function, which runs many steps. This is the order of the calls in `Trainer.train`:
+
+  train_loop_begin()                  eagerly
+  create_train_loop_fn()              eagerly, for a new loop function
+  loop(iterator, num_steps)           in graph, in cross-replica context
+    reset the training metrics
+    for each step until num_steps, a stop or the end of the data:
+      train_step(iterator)
+        next_train_inputs(iterator)
+        task.train_step(batch)        on each replica
+        add 1 to the global step, and update the moving average
+    read the results of the metrics   in one transfer
+  train_loop_end()                    eagerly; it returns the logs
+
+Evaluations are in evaluator.py. Steps run in strategy.run only here, there and in micro_batches.
 """
 
 from __future__ import annotations
@@ -19,15 +32,10 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR_SUFFIX
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.config.schema.evaluation import get_training_sets
-from trainer_kit.errors import DataError, add_note
+from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import describe_empty_data
-from trainer_kit.inputs.sources.source_protocol import get_data_identity
-from trainer_kit.optimizers.gradient_processing import parse_non_finite_gradient
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
-from trainer_kit.runtime.collectives import worker_count
-from trainer_kit.runtime.executor import SINGLE_THREADED, use_executor
 from trainer_kit.runtime.replica_values import (
     build_run_options,
     local_tensors,
@@ -42,31 +50,19 @@ from trainer_kit.training.checks.batch_spec import (
     create_model,
     explain_batch_errors,
 )
-from trainer_kit.training.checks.failed_step import explain_gradient_errors
 from trainer_kit.training.checks.model_and_config import (
     check_deterministic_kernels,
     check_exact_resume,
     check_methods,
     check_model,
     check_sections,
-    warn_about_dropped_assertions,
-    warn_about_slow_convolutions,
 )
-from trainer_kit.training.evaluator import Evaluator
+from trainer_kit.training.evaluator import Average, Evaluator
 from trainer_kit.training.gradient_reports import GradientReports
 from trainer_kit.training.hyper_parameters import HyperParameters
-from trainer_kit.training.loops.fused_loop import (
-    BatchStack,
-    FusedLoop,
-    check_fusing,
-    explain_xla_errors,
-    find_fusing_problem,
-)
-from trainer_kit.training.loops.iterators import StopFlag
-from trainer_kit.training.loops.loop_function import (
-    check_one_thread,
-    control_dependencies_for_writes,
-)
+from trainer_kit.training.loop_factory import LoopFactory
+from trainer_kit.training.loops.fused_loop import FusedLoop, check_fusing, find_fusing_problem
+from trainer_kit.training.loops.loop_function import control_dependencies_for_writes
 from trainer_kit.training.loops.train_loop import (
     FiniteWeightsCheck,
     SegmentedLoop,
@@ -74,11 +70,16 @@ from trainer_kit.training.loops.train_loop import (
     TrainLoop,
     pop_finite,
 )
-from trainer_kit.training.metric_set import create_training_metrics, remove_engine_results, to_numpy
+from trainer_kit.training.metric_set import (
+    MetricSet,
+    create_training_metrics,
+    create_validation_metrics,
+    remove_engine_results,
+    to_numpy,
+)
 from trainer_kit.training.micro_batches import (
     Accumulation,
     check_micro_batch_support,
-    less_memory_advice,
     warn_of_batch_normalization,
 )
 from trainer_kit.training.step_tensors import StepTensors
@@ -86,9 +87,9 @@ from trainer_kit.training.task import has_state_methods
 from trainer_kit.training.task_inputs import TaskInputs, create_validation_sets
 from trainer_kit.training.trained_variables import (
     build_task_optimizers,
+    create_moving_average,
     create_optimizers,
     freeze,
-    moving_average,
 )
 from trainer_kit.typing import (
     CheckpointExporter,
@@ -104,26 +105,30 @@ from trainer_kit.typing import (
 )
 
 _LOG = logging.getLogger(__name__)
-_UNNAMED = (
-    "on one thread TensorFlow does not say which operation of the loop has failed; "
-    "start the run again in a new model_dir with runtime.executor=default to see it"
-)
 # The key of the global step in a loop's results. Reading the variable after the loop costs 2 % of a
 # loop of 10 ms.
 _STEP_KEY = "trainer_kit/global_step"
 
 
 class TrainingSteps:
-    """The training steps of a trainer, as its loops run them.
-
-    It has the methods of LoopSteps.
+    """What the training loops of a trainer run. It has the methods of LoopSteps.
 
     Args:
       trainer: The trainer.
+      metrics: The training metrics.
+      weights_check: Checks the weights at the end of a loop. None: nothing checks them.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(
+        self, trainer: Trainer, metrics: MetricSet, weights_check: FiniteWeightsCheck | None
+    ) -> None:
         self._trainer = trainer
+        self._metrics = metrics
+        self._weights_check = weights_check
+
+    def reset(self) -> None:
+        """Resets the metrics. Runs eagerly or in graph, in cross-replica context."""
+        self._metrics.reset()
 
     @property
     def step(self) -> Callable[[DataIterator], None]:
@@ -134,129 +139,38 @@ class TrainingSteps:
         """
         return self._trainer.train_step
 
-    def reset(self) -> None:
-        """Resets the metrics. Runs eagerly or in graph, in cross-replica context."""
-        self._trainer._train_metric_set.reset()
-
     def after_step(self) -> None:
-        """Stops all workers at the same step if one of them was asked to stop."""
+        """Stops all workers at the same step if one of them was asked to stop. Runs in graph."""
         self._trainer.stop_flag.sync_workers(self._trainer.global_step)
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns the results of a loop, and what the trainer reads after it.
+        """Returns the results of a loop, and what `train_loop_end` reads besides the metrics.
 
-        Called in cross-replica context.
+        Runs eagerly or in graph, in cross-replica context.
         """
         trainer = self._trainer
-        results = trainer._train_metric_set.results()
+        results = self._metrics.results()
         results["learning_rate"] = current_learning_rate(trainer.optimizer)
 
         # A float64 is exact up to 2**53. An int64 would need a separate transfer.
         results[_STEP_KEY] = tf.cast(trainer.global_step, tf.float64)
 
-        check = trainer._finite_weights_check
-        if check is not None:
+        if self._weights_check is not None:
             is_segmented = trainer.segmented_loop.hooks is not None
-            results |= check.result(is_segmented=is_segmented)
+            results |= self._weights_check.result(is_segmented=is_segmented)
         return results
-
-
-class LoopFactory:
-    """Creates training loops, and the context in which they run. Created in strategy scope.
-
-    Args:
-      config: The experiment's config.
-      stop_flag: The StopFlag, which ends a loop before its next step.
-      fuse_steps: The number of steps in one XLA program. 1 means that steps are not fused.
-
-    Attributes:
-      fuse_steps: The argument of this name.
-      stack: The batches of fused steps that a loop has not used, for the next loop.
-    """
-
-    def __init__(self, config: ExperimentLike, stop_flag: StopFlag, fuse_steps: int) -> None:
-        self._config = config
-        self._stop_flag = stop_flag
-        self._executor: str = getattr(config.runtime, "executor", "default")
-        self.fuse_steps = fuse_steps
-        self.stack = BatchStack()
-
-    def create_loop(self, steps: TrainingSteps) -> TrainLoop | FusedLoop:
-        """Returns a new loop of these steps that is not traced yet."""
-        stop = self._stop_flag.variable
-        if self.fuse_steps > 1:
-            return FusedLoop(steps, stop, self.stack, self.fuse_steps)
-
-        return TrainLoop(
-            steps,
-            stop,
-            use_tf_function=self._config.trainer.train_tf_function,
-            use_tf_while_loop=self._config.trainer.train_tf_while_loop,
-            exact_waits=self._executor == SINGLE_THREADED,
-        )
-
-    def check(self, graph: tf.Graph | None) -> None:
-        """Checks the graph of a new loop before the first step.
-
-        Warns of what the graph leaves out or cannot use well. Runs eagerly, on the host.
-
-        Args:
-          graph: The graph of the loop. None: the loop is not compiled.
-
-        Raises:
-          UsageError: when the executor is single_threaded and would wait forever.
-        """
-        if self.fuse_steps > 1:
-            warn_about_dropped_assertions(graph)
-            warn_about_slow_convolutions(graph)
-
-            steps_per_loop = self._config.trainer.steps_per_loop
-            if steps_per_loop % self.fuse_steps:
-                _LOG.warning(
-                    "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, "
-                    "so the last program of a loop runs fewer steps; "
-                    "make trainer.steps_per_loop a multiple of fuse_steps",
-                    self.fuse_steps,
-                    steps_per_loop,
-                )
-
-        if self._executor == SINGLE_THREADED and graph is not None:
-            check_one_thread(graph)
-
-    @contextlib.contextmanager
-    def use_executor(self) -> Iterator[None]:
-        """A context in which a loop is traced or runs on the executor of the config.
-
-        Adds notes to errors of TensorFlow operations. They name the setting that needs less memory,
-        and how to see which operation has failed. Runs eagerly, on the host.
-        """
-        with explain_xla_errors(self.fuse_steps), explain_gradient_errors():
-            try:
-                with use_executor(self._executor):
-                    yield
-            except tf.errors.OutOfRangeError:
-                # The end of the data, which the trainer handles.
-                raise
-            except tf.errors.OpError as error:
-                if isinstance(error, tf.errors.ResourceExhaustedError):
-                    training_sets = get_training_sets(self._config.task).values()
-                    batch_sizes = [
-                        int(getattr(data, "global_batch_size", 0)) for data in training_sets
-                    ]
-                    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-                    examples = max(batch_sizes) // replicas
-                    steps = self._config.trainer.accumulate_steps
-                    add_note(error, less_memory_advice(steps, examples))
-
-                # An error of a non-finite gradient contains the variable and the step.
-                if self._executor == SINGLE_THREADED and not parse_non_finite_gradient(error):
-                    add_note(error, _UNNAMED)
-                raise
 
 
 class Trainer(Evaluator):
     """Trains and evaluates a task. Create it in the scope of its strategy.
+
+    Evaluator has the other half: evaluations, the properties `strategy`, `config`, `task`, `model`
+    and `global_step`, and the attributes `state` (a TrainState), `stop_flag`, `validation` and
+    `can_evaluate`. BaseTrainer declares what the engine reads of any trainer: `class_name`,
+    `can_train`, `custom_parts`, `batch_spec`, and the attributes that `train` sets for the last
+    loop (`loop_steps`, `reached_step`, `has_data_ended`, `weights_finite`, `input_seconds`,
+    `should_continue_metrics` and `is_at_step_boundary`).
 
     Args:
       config: An ExperimentConfig, or any object with the same sections.
@@ -278,10 +192,11 @@ class Trainer(Evaluator):
       inputs_class: The class that opens the data of the task.
       inputs: The object of that class.
       data: The training data.
+      train_tensors: The tensors of training steps that the config asks for by name.
       hyper_parameters: The values that can be changed between loops, by name.
+      accumulation: Splits batches into micro-batches, if trainer.accumulate_steps requests it.
       loop_factory: Creates the training loops.
       segmented_loop: Runs the loops, and splits them where work has to be done between two steps.
-      accumulation: Splits batches into micro-batches, if trainer.accumulate_steps requests it.
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
@@ -291,9 +206,7 @@ class Trainer(Evaluator):
         with.
     """
 
-    inputs_class: Any = TaskInputs
-    # False while a loop runs: an error may then come from the middle of a step.
-    is_at_step_boundary = True
+    inputs_class: type[TaskInputs] = TaskInputs
 
     def __init__(
         self,
@@ -315,90 +228,127 @@ class Trainer(Evaluator):
         build_model(config.task, task, model, train, dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
 
-        # The parameters of the run, and what a checkpoint contains.
+        # What is trained, and what a checkpoint contains. Variables are frozen first, because the
+        # optimizer gets slots for trainable variables only.
         options = config.trainer
-        self.custom_parts = get_custom_parts(type(self))
-        self.can_train = train
-        self._trainable = freeze(model, getattr(options, "freeze", ()))
-        self._global_step = self._new_global_step()
-        self._optimizer = self._build_optimizers(config, task, model, optimizer)
-        self._average = self._moving_average(config, task, model)
-        self._requires_exact_resume: bool = getattr(options, "require_exact_resume", False)
+        requires_exact_resume: bool = getattr(options, "require_exact_resume", False)
+        trainable = freeze(model, getattr(options, "freeze", ()))
+        global_step = self._build_global_step()
+        built_optimizer = self._build_optimizers(config, task, model, optimizer)
+        average = self._build_average(config, task, model, trainable)
         state = TrainState(
-            self._global_step,
+            global_step,
             model,
-            self._optimizer,
-            self._average,
+            built_optimizer,
+            average,
             task,
             getattr(config.runtime, "random_seed", 0),
-            trainable=self._trainable,
-            require_exact=self._requires_exact_resume,
+            trainable=trainable,
+            require_exact=requires_exact_resume,
         )
         state.add_root("trainer", self)
 
-        # What steps report, and the data of evaluations.
-        self._train_metric_set = self._training_metrics(config, task, model)
-        self._gradient_reports = GradientReports(
-            options, self._optimizer, self._global_step, self._train_metric_set, task
+        # What training steps report. The reports and the tensors add metrics to the set.
+        train_metrics = self._build_training_metrics(config, task, model, train)
+        gradient_reports = GradientReports(
+            options, built_optimizer, global_step, train_metrics, task
         )
-        self.train_tensors = StepTensors("training", config, self._train_metric_set)
-        self.inputs = self.inputs_class(config, task)
-        validation_data = self.inputs.create_all_validation_data(validation_dataset)
-        sets = create_validation_sets(validation_data, options)
-        validation_metrics = self._evaluation_metrics(config, task, model, evaluate)
+        train_tensors = StepTensors("training", config, train_metrics)
+
+        # The evaluation half of this object.
+        inputs = self.inputs_class(config, task)
+        validation_data = inputs.create_all_validation_data(validation_dataset)
+        validation_sets = create_validation_sets(validation_data, options)
+        validation_metrics = self._build_evaluation_metrics(config, task, model, evaluate)
         super().__init__(
             config,
             task,
             model,
-            global_step=self._global_step,
+            can_evaluate=evaluate,
+            global_step=global_step,
             state=state,
-            average=self._average,
-            sets=sets,
+            average=average,
+            sets=validation_sets,
             metrics=validation_metrics,
             checkpoint_exporter=checkpoint_exporter,
         )
 
-        # The constructor of Evaluator has set it to True with the validation sets.
-        self.can_evaluate = evaluate
+        # The training half of this object.
+        self.can_train = train
+        self.custom_parts = get_custom_parts(type(self))
+        self._optimizer = built_optimizer
+        self._average = average
+        self._requires_exact_resume = requires_exact_resume
+        self._train_metric_set = train_metrics
+        self._gradient_reports = gradient_reports
+        self.train_tensors = train_tensors
+        self.inputs = inputs
 
-        build_metrics(config.task, task, model, self._train_metric_set.metrics, True, train_dataset)
+        # Some metrics create their variables at the first update. Loops need all variables before.
         build_metrics(
-            config.task, task, model, self._validation_metric_set.metrics, False, validation_dataset
+            config.task,
+            task,
+            model,
+            train_metrics.metrics,
+            train=True,
+            ready_made_dataset=train_dataset,
+        )
+        build_metrics(
+            config.task,
+            task,
+            model,
+            validation_metrics.metrics,
+            train=False,
+            ready_made_dataset=validation_dataset,
         )
 
-        # The training data, and the state that is not in variables.
-        self.data = self.inputs.create_train_data(self._global_step, train_dataset)
+        # Data and values that a checkpoint contains, and that are not in variables.
+        self.data = inputs.create_train_data(global_step, train_dataset)
         self._register_python_state()
-        self.hyper_parameters = HyperParameters(task, self._optimizer, state.python_state)
+        self.hyper_parameters = HyperParameters(task, built_optimizer, state.python_state)
+        self._create_loop_parts()
 
-        # The training loop.
-        fuse_steps = getattr(options, "fuse_steps", 1) if train else 1
+    def _create_loop_parts(self) -> None:
+        """Creates what runs the training loops. Called at the end of the constructor.
+
+        Raises:
+          UsageError: when steps cannot be fused, or batches cannot be split into micro-batches.
+        """
+        options = self._config.trainer
+
+        # A trainer that only evaluates traces no loop, so its config is not checked.
+        fuse_steps = getattr(options, "fuse_steps", 1) if self.can_train else 1
         check_fusing(fuse_steps, self.find_fusing_problem())
         self.data.set_stack_size(fuse_steps)
 
-        accumulate_steps = getattr(options, "accumulate_steps", 1) if train else 1
+        accumulate_steps = getattr(options, "accumulate_steps", 1) if self.can_train else 1
         if accumulate_steps > 1:
             check_micro_batch_support(
                 self.class_name, self.custom_parts, self._optimizer, accumulate_steps
             )
-            warn_of_batch_normalization(model, accumulate_steps)
+            warn_of_batch_normalization(self._model, accumulate_steps)
         self.accumulation = Accumulation(
-            accumulate_steps, self.class_name, task, self._train_metric_set, is_fused=fuse_steps > 1
+            accumulate_steps,
+            self.class_name,
+            self._task,
+            self._train_metric_set,
+            is_fused=fuse_steps > 1,
         )
 
-        self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
+        self.loop_factory = LoopFactory(self._config, self.stop_flag, fuse_steps)
         self.segmented_loop = SegmentedLoop(
-            self._global_step, [self.accumulation, self._gradient_reports, state]
+            self._global_step, [self.accumulation, self._gradient_reports, self.state]
         )
 
-        checks_weights = train and getattr(options, "recovery_max_trials", 0) >= 0
-        self._finite_weights_check: FiniteWeightsCheck | None = None
-        if checks_weights:
-            self._finite_weights_check = FiniteWeightsCheck(state, self._global_step, options)
+        weights_check: FiniteWeightsCheck | None = None
+        if self.can_train and getattr(options, "recovery_max_trials", 0) >= 0:
+            weights_check = FiniteWeightsCheck(self.state, self._global_step, options)
+        self._training_steps = TrainingSteps(self, self._train_metric_set, weights_check)
+        self._run_options = build_run_options(self._config.runtime)
 
-        self._training_steps = TrainingSteps(self)
-        self._run_options = build_run_options(config.runtime)
-        self._train_loop: Any = None
+        # The loop function is created when it is first needed.
+        self._train_loop: Callable[..., Any] | None = None
+        self.is_at_step_boundary = True
 
     @classmethod
     def create(
@@ -419,6 +369,51 @@ class Trainer(Evaluator):
             config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
         )
 
+    # ---- Parts that a subclass may replace. The constructor calls each method once.
+
+    def _build_global_step(self) -> tf.Variable:
+        """Returns the global step, an int64 scalar."""
+        return orbit.utils.create_global_step()
+
+    def _build_optimizers(
+        self,
+        config: ExperimentLike,
+        task: TaskLike,
+        model: Model,
+        optimizer: Optimizers | None,
+    ) -> Optimizers | None:
+        """Returns the optimizer of the constructor with its variables, or NamedOptimizers."""
+        return build_task_optimizers(optimizer, config.trainer, task, model)
+
+    def _build_average(
+        self,
+        config: ExperimentLike,
+        task: TaskLike,
+        model: Model,
+        trainable: Sequence[Variable],
+    ) -> Average | None:
+        """Returns the moving average of the weights. None: the run keeps none.
+
+        Args:
+          config: The experiment's config.
+          task: The task.
+          model: The built model.
+          trainable: The variables that were trainable before some were frozen. Empty: none were.
+        """
+        return create_moving_average(config.trainer, task, model, trainable)
+
+    def _build_training_metrics(
+        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
+    ) -> MetricSet:
+        """Returns the metrics of training steps. Without `enabled`, this trainer never trains."""
+        return create_training_metrics(task, model, config, enabled=enabled)
+
+    def _build_evaluation_metrics(
+        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
+    ) -> MetricSet:
+        """Returns the metrics of evaluations. Without `enabled`, this trainer never evaluates."""
+        return create_validation_metrics(task, model, config, enabled=enabled)
+
     # ---- What it consists of.
 
     @property
@@ -435,21 +430,6 @@ class Trainer(Evaluator):
     def train_metrics(self) -> list[Metric]:
         """All training metrics but the loss."""
         return self._train_metric_set.metrics
-
-    @property
-    def train_dataset(self) -> Dataset:
-        """The training dataset, created when it is first needed.
-
-        Setting it takes effect with the next loop. With fused steps, an element is (number of
-        batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
-        batches.
-        """
-        return self.data.dataset
-
-    @train_dataset.setter
-    def train_dataset(self, dataset: Dataset) -> None:
-        self.data.replace(dataset)
-        check_fusing(self.fuse_steps, self.find_fusing_problem())
 
     @property
     def fuse_steps(self) -> int:
@@ -472,89 +452,7 @@ class Trainer(Evaluator):
         """
         return self.segmented_loop.first_step_at
 
-    def check_data(self) -> None:
-        """Checks datasets after the restore.
-
-        Raises:
-          DataError: when a dataset is known to be empty, or endless where it must end.
-        """
-        if self.can_train:
-            self.data.check_not_empty()
-        if self.can_evaluate:
-            self.check_aggregation()
-            self.validation.check(self.config.trainer.validation_steps)
-
-    def data_identities(self) -> dict[str, Any]:
-        """Returns what describes the data that `check_data` has opened.
-
-        The keys are the paths of the sections of the config. See Source.
-        """
-        replicas = self._strategy.num_replicas_in_sync
-        workers = worker_count(self._strategy)
-        key_suffix = f" for one of {replicas} replicas on {workers} workers"
-
-        sources = {"train_data": self.data.source, **self.inputs.opened_validation_data}
-        return {
-            f"task.{section}": get_data_identity(source, key_suffix)
-            for section, source in sources.items()
-        }
-
-    def initialize(self) -> None:
-        """Lets the task load its initial weights.
-
-        Called when there is no checkpoint to restore. Runs eagerly, in scope.
-        """
-        self.task.initialize(self.model)
-        self.after_restore()
-
-    def before_save(self, prefix: str) -> None:
-        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`.
-
-        Runs eagerly, on the host.
-        """
-        self.trace_training()
-        if self.custom_parts.has_train_method and not self.state.step_is_known:
-            # An overriding `train` may not run our loop, which would end it.
-            self.state.end_restore()
-        self.state.before_save(self._get_transient_variables())
-
-        # After a stop request, saving the iterator may take a quarter of the grace period.
-        patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
-        begin = time.monotonic()
-
-        def give_up() -> bool:
-            seconds = time.monotonic() - begin
-            return min(self.seconds_since_stop_request, seconds) > patience
-
-        self.data.save_iterator(
-            f"{prefix}{ITERATOR_SUFFIX}",
-            is_at_position=self.loop_factory.stack.is_empty,
-            should_give_up=give_up,
-        )
-
-    def after_restore(self, path: str | None = None) -> None:
-        """Sets data, metrics and moving average to match the restored variables.
-
-        Called after every restore.
-
-        Args:
-          path: The path of the restored checkpoint. None when there was none.
-        """
-        iterator_path = f"{path}{ITERATOR_SUFFIX}" if path else None
-        self.data.prepare_iterator_restore(iterator_path)
-        self.state.after_restore(path)
-
-        if self.can_train:
-            self.state.track_attributes(self._get_transient_variables())
-            if self.custom_parts.has_train_loop:
-                self._track_loop_state(None)
-        if self.state.step_is_known:
-            self.state.end_restore()
-
-        self.weights_finite = None
-        self.has_data_ended = False
-
-    # ---- Training.
+    # ---- Training, in the order of the calls.
 
     def train(self, num_steps: IntLike) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns.
@@ -568,7 +466,7 @@ class Trainer(Evaluator):
         """
         self.train_loop_begin()
         iterator = self.data.iterator()
-        loop = self._newest_loop()
+        loop = self._get_train_loop()
         self.loop_steps = None
         self.input_seconds = None
         self.reached_step = None
@@ -577,128 +475,37 @@ class Trainer(Evaluator):
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 # All state of a step has to be known before the first step changes it.
                 if not self.state.step_is_known:
-                    graph = None
-                    with self._enter_loop(iterator):
+                    with self._enter_trace(loop, iterator):
                         if loop.loop_function is not None:
-                            graph = loop.loop_function.trace_graph(iterator)
-                    self._track_loop_state(graph)
+                            loop.loop_function.trace_graph(iterator)
 
+                # An earlier loop may have failed inside a step, and hooks run before this one.
                 self.is_at_step_boundary = True
-                context = functools.partial(self._enter_loop, iterator)
+                enter_loop = functools.partial(self._enter_loop, iterator)
                 should_reset_metrics = not self.should_continue_metrics
                 self.loop_steps = self.segmented_loop.run(
-                    loop, iterator, num_steps, should_reset_metrics, context
+                    loop, iterator, num_steps, should_reset_metrics, enter_loop
                 )
+
                 self.input_seconds = self.segmented_loop.wait_seconds
-                self.should_continue_metrics = (
-                    0 < self.loop_steps < int(num_steps) or self._is_inside_epoch()
-                )
+                was_interrupted = 0 < self.loop_steps < int(num_steps)
+                self.should_continue_metrics = was_interrupted or self._is_inside_epoch()
             else:
+                # The loop of a subclass does not reset metrics. A scheduled loop does.
                 if self.custom_parts.has_train_loop:
-                    # Our own loops do so inside the graph.
                     self._train_metric_set.reset()
                 with self._enter_loop(iterator):
                     loop(iterator, num_steps)
 
         return self.train_loop_end()
 
-    def trace_training(self) -> None:
-        """Traces the training loop before the first step.
+    def train_loop_begin(self) -> None:
+        """Called eagerly before each loop, before the iterator is created.
 
-        All that the loop writes is then restored and saved. An evaluation or a save before the
-        first step needs it. Runs eagerly, on the host.
-
-        It does nothing if the loop is traced already or is the trainer's own. It does nothing
-        either if `train_loop_begin` is overridden, which may change the data.
+        Metrics are reset inside the loop.
         """
-        has_own_train = (
-            self.custom_parts.has_train_method
-            and type(self).trace_training is Trainer.trace_training
-        )
-        if (
-            not self.can_train
-            or self.state.step_is_known
-            or has_own_train
-            or self.custom_parts.has_loop_begin
-        ):
-            return
 
-        iterator = self.data.iterator()
-        loop = self._newest_loop()
-        if isinstance(loop, (TrainLoop, FusedLoop)):
-            graph = None
-            with self._enter_loop(iterator):
-                if loop.loop_function is not None:
-                    graph = loop.loop_function.trace_graph(iterator)
-            self._track_loop_state(graph)
-
-    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates and returns the logs. See Evaluator. Runs eagerly, on the host."""
-        if self.state.step_state.has_unrestored_writes:
-            self.trace_training()
-        return super().evaluate(num_steps, sets)
-
-    def _track_loop_state(self, graph: tf.Graph | None) -> None:
-        """Adds all state of the training step to checkpoints and checks its graph.
-
-        Does so once, before the first step. See TrainState.
-
-        Args:
-          graph: The graph of the loop. None: the loop is not compiled.
-        """
-        if self.state.step_is_known:
-            return
-
-        check_deterministic_kernels(self._strategy, self._requires_exact_resume)
-        if graph is not None:
-            check_exact_resume(graph, self._requires_exact_resume)
-        self.state.track_step_state(graph, self._get_transient_variables())
-        self.loop_factory.check(graph)
-
-    @contextlib.contextmanager
-    def _enter_loop(self, iterator: DataIterator) -> Iterator[None]:
-        """A context in which a loop is traced or runs.
-
-        An error inside it may come from the middle of a step.
-        """
-        self.is_at_step_boundary = False
-
-        def batch_spec() -> Any:
-            # An element of the iterator of fused steps is a stack of batches.
-            return self.batch_spec or iterator.element_spec
-
-        with (
-            explain_batch_errors("task.train_data", batch_spec, self.task, self.model),
-            self.data.explain_read_errors(),
-            self.loop_factory.use_executor(),
-        ):
-            yield
-
-        # Not in a `finally`: after an error the state may be that of half a step.
-        self.is_at_step_boundary = True
-
-    @contextlib.contextmanager
-    def _handle_end_of_data(self) -> Iterator[None]:
-        """Handles the end of the data inside a loop.
-
-        The finished steps count, and global_step shows their number.
-
-        Raises:
-          DataError: when there is no data at all.
-        """
-        try:
-            yield
-        except (tf.errors.OutOfRangeError, StopIteration):
-            self.loop_steps = None
-            self.has_data_ended = True
-            self.is_at_step_boundary = True
-            self.data.reset()
-
-            # Without a single step, the data did not end: it is empty.
-            if self._read_step() == 0:
-                raise DataError(describe_empty_data("train_data")) from None
-
-    def create_train_loop_fn(self) -> Any:
+    def create_train_loop_fn(self) -> Callable[..., Any]:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps.
 
         Asynchronous training schedules it on a worker. Override it to run a different training
@@ -710,42 +517,69 @@ class Trainer(Evaluator):
             return self._workers.create_scheduled_loop(loop)
         return loop
 
-    def _newest_loop(self) -> Any:
-        """Returns the training loop.
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, iterator: DataIterator) -> None:
+        """Runs one training step on every replica with the next element of the iterator.
 
-        Creates a new one if none exists, or if the loop lacks a factor of a learning rate.
+        Runs in graph, in cross-replica context.
         """
-        if self._train_loop is None or self.hyper_parameters.has_new_factor:
-            self._train_loop = self.create_train_loop_fn()
-            self.hyper_parameters.has_new_factor = False
-        return self._train_loop
+        inputs = apply_autograph(self.next_train_inputs)(iterator)
+        random = stateless_random_operations(self.state.random_generator)
+        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
+            if self.accumulation.steps == 1:
+                self._strategy.run(
+                    self._replica_train_step, args=(inputs,), options=self._run_options
+                )
+            else:
+                self.accumulation.train(
+                    self._replica_train_step, self.optimizer, inputs, self._run_options
+                )
 
-    def forget_train_loop(self) -> None:
-        """Discards the training loop, so that the next one is traced again with changed values."""
-        self._train_loop = None
+            self._global_step.assign_add(1)
+            if self._average is not None:
+                self._average.update(self._global_step)
 
-    def train_loop_begin(self) -> None:
-        """Called eagerly before each loop, before the iterator is created.
+    @tf.autograph.experimental.do_not_convert
+    def next_train_inputs(self, iterator: DataIterator) -> Any:
+        """Returns the next batch for the model.
 
-        Metrics are reset inside the loop.
+        Runs in graph, on the host. Override it to change the model's input.
         """
+        return next(iterator)
 
-    def set_training_hooks(self, hooks: TrainingHooks) -> None:
-        """Has training loops run step by step from now on, with work on the host between two.
+    @tf.autograph.experimental.do_not_convert
+    def _replica_train_step(
+        self,
+        inputs: Any,
+        optimizer: Optimizers | None = None,
+        share: float | tf.Tensor = 1.0,
+    ) -> None:
+        """Calls the task's train_step, and updates the metrics. Runs in graph, on a replica.
 
         Args:
-          hooks: The object whose methods are called before and after each step.
+          inputs: The replica's batch, or a micro-batch of it.
+          optimizer: What the task applies gradients with. None: the trainer's optimizer.
+          share: The share of `inputs` in the replica's batch, a float or a float32 scalar.
         """
-        self.segmented_loop.hooks = hooks
+        self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
 
-    def convert_to_logs(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of a training loop by name.
+        # A tf.function would copy mappings in its arguments, so the batch is its only argument.
+        def step(batch: Any) -> tuple[Any, Mapping[str, tf.Tensor]]:
+            with self.train_tensors.capture_tensors(self.model) as tensors:
+                logs = apply_autograph(self.task.train_step)(
+                    batch,
+                    model=self.model,
+                    optimizer=optimizer or self.optimizer,
+                    metrics=self.train_metrics,
+                )
+            logs = self._train_metric_set.extract_metrics(self.task, logs, self.model)
+            return logs, tensors
 
-        Args:
-          results: The results that the loop returns or that hooks get.
-        """
-        reported_results = remove_engine_results(results)
-        return dict(self._train_metric_set.convert_to_logs(reported_results))
+        if self.config.runtime.enable_xla:
+            step = tf.function(step, jit_compile=True, autograph=False)
+        logs, tensors = step(inputs)
+        self.train_tensors.update_metrics(tensors)
+        self._train_metric_set.update_with_step(self.task, logs, inputs, share)
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate.
@@ -771,84 +605,16 @@ class Trainer(Evaluator):
             self.reached_step = loop_end_step
         return self.convert_to_logs(results)
 
-    @tf.autograph.experimental.do_not_convert
-    def next_train_inputs(self, iterator: DataIterator) -> Any:
-        """Returns the next batch for the model.
+    def convert_to_logs(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of a training loop by name.
 
-        Runs in graph, on the host. Override it to change the model's input.
+        Args:
+          results: The results that the loop returns or that hooks get.
         """
-        return next(iterator)
+        reported_results = remove_engine_results(results)
+        return dict(self._train_metric_set.convert_to_logs(reported_results))
 
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, iterator: DataIterator) -> None:
-        """Runs one training step on every replica with the next element of the iterator.
-
-        Runs in graph, in cross-replica context.
-        """
-        inputs = apply_autograph(self.next_train_inputs)(iterator)
-        random = stateless_random_operations(self.state.random_generator)
-        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
-            if self.accumulation.steps == 1:
-                self._strategy.run(
-                    self._replica_train_step, args=(inputs,), options=self._run_options
-                )
-            else:
-                self.accumulation.train(
-                    self._replica_train_step, self.optimizer, inputs, self._run_options
-                )
-
-            self._global_step.assign_add(1)
-            if self._average is not None:
-                self._average.update(self._global_step)
-
-    @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(
-        self,
-        inputs: Any,
-        optimizer: Optimizers | None = None,
-        share: float | tf.Tensor = 1.0,
-    ) -> None:
-        self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
-
-        # A tf.function would copy mappings in its arguments, so the batch is its only argument.
-        def step(batch: Any) -> tuple[Any, Mapping[str, tf.Tensor]]:
-            with self.train_tensors.capture_tensors(self.model) as tensors:
-                logs = apply_autograph(self.task.train_step)(
-                    batch,
-                    model=self.model,
-                    optimizer=optimizer or self.optimizer,
-                    metrics=self.train_metrics,
-                )
-            logs = self._train_metric_set.extract_metrics(self.task, logs, self.model)
-            return logs, tensors
-
-        if self.config.runtime.enable_xla:
-            step = tf.function(step, jit_compile=True, autograph=False)
-        logs, tensors = step(inputs)
-        self.train_tensors.update_metrics(tensors)
-        self._train_metric_set.update_with_step(self.task, logs, inputs, share)
-
-    def next_batch(self) -> Any:
-        """Takes the next batch from the training data and returns it.
-
-        Runs eagerly, on the host.
-        """
-        iterator = self.data.iterator()
-        if self.fuse_steps > 1:
-            return self.loop_factory.stack.next_batch(iterator)
-        return next(iterator)
-
-    def is_out_of_data(self) -> bool:
-        """Whether the training data has ended, even if the loop did not report it.
-
-        Takes a batch if the data has not ended.
-
-        Raises:
-          DataError: when there is no data at all.
-        """
-        with self._handle_end_of_data():
-            next(self.data.iterator())
-        return self.has_data_ended
+    # ---- The training loop: its creation, its trace and its errors.
 
     def find_fusing_problem(self) -> str:
         """Returns why training steps cannot be fused in one XLA program.
@@ -860,34 +626,259 @@ class Trainer(Evaluator):
             self.config, self._strategy, self.data.prebuilt_dataset, custom_class
         )
 
-    # ---- What it is built from. A subclass may have other parts.
+    def set_training_hooks(self, hooks: TrainingHooks) -> None:
+        """Has training loops run step by step from now on, with work on the host between two.
 
-    def _new_global_step(self) -> tf.Variable:
-        return orbit.utils.create_global_step()
+        Args:
+          hooks: The object whose methods are called before and after each step.
+        """
+        self.segmented_loop.hooks = hooks
 
-    def _build_optimizers(
-        self,
-        config: ExperimentLike,
-        task: TaskLike,
-        model: Model,
-        optimizer: Optimizers | None,
-    ) -> Any:
-        return build_task_optimizers(optimizer, config.trainer, task, model)
+    def _get_train_loop(self) -> Callable[..., Any]:
+        """Returns the training loop.
 
-    def _moving_average(self, config: ExperimentLike, task: TaskLike, model: Model) -> Any:
-        return moving_average(config.trainer, task, model, self._trainable)
+        Creates a new one if none exists, or if the loop lacks a factor of a learning rate.
+        """
+        if self._train_loop is None or self.hyper_parameters.has_new_factor:
+            self._train_loop = self.create_train_loop_fn()
+            self.hyper_parameters.has_new_factor = False
+        return self._train_loop
 
-    def _training_metrics(self, config: ExperimentLike, task: TaskLike, model: Model) -> Any:
-        return create_training_metrics(task, model, config, enabled=self.can_train)
+    def forget_train_loop(self) -> None:
+        """Discards the training loop, so that the next one is traced again with changed values."""
+        self._train_loop = None
 
-    # ---- State that is not in variables.
+    def trace_training(self) -> None:
+        """Traces the training loop before the first step.
+
+        All that the loop writes is then restored and saved. An evaluation or a save before the
+        first step needs it. Runs eagerly, on the host.
+
+        It does nothing if this trainer does not train, or the loop is traced already. It does
+        nothing either for a subclass that overrides `create_train_loop_fn`, `train_loop_begin`
+        (which may change the data), or `train` without this method.
+        """
+        if not self.can_train or self.state.step_is_known:
+            return
+
+        # The `train` of a subclass may run another loop. A subclass that overrides this method, too,
+        # runs the loop that is traced here.
+        overrides_tracing = type(self).trace_training is not Trainer.trace_training
+        may_run_other_loop = self.custom_parts.has_train_method and not overrides_tracing
+        if may_run_other_loop or self.custom_parts.has_loop_begin:
+            return
+
+        iterator = self.data.iterator()
+        loop = self._get_train_loop()
+        if isinstance(loop, (TrainLoop, FusedLoop)):
+            with self._enter_trace(loop, iterator):
+                if loop.loop_function is not None:
+                    loop.loop_function.trace_graph(iterator)
+
+    @contextlib.contextmanager
+    def _enter_trace(self, loop: TrainLoop | FusedLoop, iterator: DataIterator) -> Iterator[None]:
+        """A context in which a loop is traced before the first step.
+
+        At its end, all that the loop writes is added to checkpoints. It is a context because a
+        function that traces would be one more frame on the stack above the task's train_step.
+        """
+        with self._enter_loop(iterator):
+            yield
+        self._track_loop_state(loop.newest_graph)
+
+    def _track_loop_state(self, graph: tf.Graph | None) -> None:
+        """Adds all state of the training step to checkpoints and checks its graph.
+
+        Does so once, before the first step. See TrainState.
+
+        Args:
+          graph: The graph of the loop. None: the loop is not compiled.
+        """
+        if self.state.step_is_known:
+            return
+
+        check_deterministic_kernels(self._strategy, self._requires_exact_resume)
+        if graph is not None:
+            check_exact_resume(graph, self._requires_exact_resume)
+        self.state.track_step_state(graph, self._get_transient_variables())
+        self.loop_factory.check(graph)
+
+    @contextlib.contextmanager
+    def _enter_loop(self, iterator: DataIterator) -> Iterator[None]:
+        """A context in which a loop is traced or runs.
+
+        Errors get explanations. `is_at_step_boundary` is False inside. It remains False after an
+        error, which may come from the middle of a step. The end of the data is no such error.
+        """
+        self.is_at_step_boundary = False
+
+        def get_batch_spec() -> Any:
+            # An element of the iterator of fused steps is a stack of batches.
+            return self.batch_spec or iterator.element_spec
+
+        try:
+            with (
+                explain_batch_errors("task.train_data", get_batch_spec, self.task, self.model),
+                self.data.explain_read_errors(),
+                self.loop_factory.use_configured_executor(),
+            ):
+                yield
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self.is_at_step_boundary = True
+            raise
+        self.is_at_step_boundary = True
+
+    @contextlib.contextmanager
+    def _handle_end_of_data(self) -> Iterator[None]:
+        """Handles the end of the data inside a loop.
+
+        The finished steps count, and global_step shows their number.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        try:
+            yield
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self.loop_steps = None
+            self.has_data_ended = True
+            self.data.reset()
+
+            # Without a single step, the data did not end: it is empty.
+            if self._read_step() == 0:
+                raise DataError(describe_empty_data("train_data")) from None
+
+    # ---- Evaluation. Evaluator has the rest.
+
+    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
+        """Evaluates and returns the logs. See Evaluator. Runs eagerly, on the host."""
+        # The restored checkpoint has variables that exist only when the training loop is traced.
+        if self.state.step_state.has_unrestored_writes:
+            self.trace_training()
+        return super().evaluate(num_steps, sets)
+
+    # ---- The training data.
+
+    @property
+    def train_dataset(self) -> Dataset:
+        """The training dataset, created when it is first needed.
+
+        Setting it takes effect with the next loop. With fused steps, an element is (number of
+        batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
+        batches.
+        """
+        return self.data.dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Dataset) -> None:
+        self.data.replace(dataset)
+        check_fusing(self.fuse_steps, self.find_fusing_problem())
+
+    def next_batch(self) -> Any:
+        """Takes the next batch from the training data and returns it.
+
+        Runs eagerly, on the host.
+        """
+        iterator = self.data.iterator()
+        if self.fuse_steps > 1:
+            return self.loop_factory.stack.next_batch(iterator)
+        return next(iterator)
+
+    def take_batch_or_end(self) -> bool:
+        """Takes the next training batch, or returns True at the end of the data.
+
+        It finds out why a loop has run no step. The batch is lost. Runs eagerly, on the host.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        with self._handle_end_of_data():
+            self.next_batch()
+        return self.has_data_ended
+
+    def check_data(self) -> None:
+        """Checks datasets after the restore.
+
+        Raises:
+          DataError: when a dataset is known to be empty, or endless where it must end.
+        """
+        if self.can_train:
+            self.data.check_not_empty()
+        if self.can_evaluate:
+            self.check_aggregation()
+            self.validation.check(self.config.trainer.validation_steps)
+
+    def data_identities(self) -> dict[str, Any]:
+        """Returns what describes the data that `check_data` has opened.
+
+        The keys are the paths of the sections of the config. See Source.
+        """
+        return self.inputs.data_identities(self.data.source)
+
+    # ---- Checkpoints: what their manager calls, and the state that is not in variables.
+
+    def initialize(self) -> None:
+        """Lets the task load its initial weights, in place of a restore.
+
+        Called when there is no checkpoint to restore. Runs eagerly, in scope.
+        """
+        self.task.initialize(self.model)
+        self.after_restore()
+
+    def before_save(self, prefix: str) -> None:
+        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`.
+
+        Runs eagerly, on the host.
+        """
+        self.trace_training()
+        if self.custom_parts.has_train_method and not self.state.step_is_known:
+            # The first run of our loop ends the restore. The `train` of a subclass may not run it.
+            self.state.end_restore()
+        self.state.before_save(self._get_transient_variables())
+
+        # After a stop request, saving the iterator may take a quarter of the grace period.
+        patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
+        begin = time.monotonic()
+
+        def give_up() -> bool:
+            seconds = time.monotonic() - begin
+            return min(self.seconds_since_stop_request, seconds) > patience
+
+        self.data.save_iterator(
+            f"{prefix}{ITERATOR_SUFFIX}",
+            is_at_position=self.loop_factory.stack.is_empty,
+            should_give_up=give_up,
+        )
+
+    def after_restore(self, path: str | None = None) -> None:
+        """Sets data, metrics and moving average to match the variables that a run begins with.
+
+        Called after each restore, and by `initialize` when there was nothing to restore. Runs
+        eagerly, in scope.
+
+        Args:
+          path: The path of the restored checkpoint. None when there was none.
+        """
+        iterator_path = f"{path}{ITERATOR_SUFFIX}" if path else None
+        self.data.prepare_iterator_restore(iterator_path)
+        self.state.after_restore(path)
+
+        if self.can_train:
+            self.state.track_attributes(self._get_transient_variables())
+            if self.custom_parts.has_train_loop:
+                self._track_loop_state(None)
+        if self.state.step_is_known:
+            self.state.end_restore()
+
+        self.weights_finite = None
+        self.has_data_ended = False
 
     def _register_python_state(self) -> None:
         """Adds the state that is not in variables to every checkpoint."""
         rates = ConfiguredRates(self.optimizer)
         parts = self.state.python_state
         parts.add("data", self.data.state, self.data.restore)
-        parts.add("metrics", self._interrupted_metrics, self._restore_metrics)
+        parts.add("metrics", self._read_interrupted_metrics, self._restore_metrics)
         parts.add("learning rates", rates.state, rates.restore)
         self.state.add_replica_states()
 
@@ -900,7 +891,7 @@ class Trainer(Evaluator):
 
             parts.add("task", self.task.state, restore_task)
 
-    def _interrupted_metrics(self) -> Any:
+    def _read_interrupted_metrics(self) -> Any:
         """Returns the training metrics on each replica, for a checkpoint.
 
         None if no loop was interrupted.

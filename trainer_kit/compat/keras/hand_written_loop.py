@@ -393,10 +393,12 @@ class LoopMetrics(MetricSet):
 class LoopTrainer(KerasTrainer):
     """Trains a LoopTask. See KerasTrainer."""
 
-    def _training_metrics(self, config: ExperimentLike, task: Any, model: Model) -> MetricSet:
+    def _build_training_metrics(
+        self, config: ExperimentLike, task: Any, model: Model, enabled: bool
+    ) -> MetricSet:
         return LoopMetrics("training_loss", task.loop.metrics)
 
-    def _evaluation_metrics(
+    def _build_evaluation_metrics(
         self, config: ExperimentLike, task: Any, model: Model, enabled: bool
     ) -> MetricSet:
         return LoopMetrics("validation_loss", task.loop.val_metrics)

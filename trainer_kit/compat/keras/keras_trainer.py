@@ -149,10 +149,12 @@ class KerasTrainer(Trainer):
         """
         self._steps_per_epoch = steps_per_epoch
 
-    def _training_metrics(self, config: ExperimentLike, task: Any, model: Any) -> MetricSet:
+    def _build_training_metrics(
+        self, config: ExperimentLike, task: Any, model: Any, enabled: bool
+    ) -> MetricSet:
         return KerasMetrics("training_loss", model, task.train_log_specs)
 
-    def _evaluation_metrics(
+    def _build_evaluation_metrics(
         self, config: ExperimentLike, task: Any, model: Any, enabled: bool
     ) -> MetricSet:
         return KerasMetrics("validation_loss", model, task.eval_log_specs)

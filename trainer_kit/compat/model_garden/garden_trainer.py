@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,14 @@ from trainer_kit.runtime.datasets import drop_partial_steps
 from trainer_kit.training import trainer as engine
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.task_inputs import TaskInputs
-from trainer_kit.typing import CheckpointExporter, Dataset, ExperimentLike, Model, TaskLike
+from trainer_kit.typing import (
+    CheckpointExporter,
+    Dataset,
+    ExperimentLike,
+    Model,
+    TaskLike,
+    Variable,
+)
 
 if TYPE_CHECKING:
     from trainer_kit.compat.model_garden.garden_types import (
@@ -204,8 +211,12 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         create_optimizer_variables(optimizer, model.trainable_variables)
         return optimizer
 
-    def _moving_average(
-        self, config: ExperimentLike, task: TaskLike, model: Model
+    def _build_average(
+        self,
+        config: ExperimentLike,
+        task: TaskLike,
+        model: Model,
+        trainable: Sequence[Variable],
     ) -> OptimizerAverages | None:
         optimizer = self._constructor_optimizer
         if find_averaging_optimizer(optimizer) is None:

@@ -113,7 +113,7 @@ class LoopChecker:
 
         # The run would never end if the loops did not move global_step.
         has_ended = self._should_stop() or trainer.has_data_ended
-        is_stuck = reached == before and not has_ended and not trainer.is_out_of_data()
+        is_stuck = reached == before and not has_ended and not trainer.take_batch_or_end()
         if reached < before or is_stuck:
             raise _create_uncounted_steps_error(trainer, before, reached)
 

@@ -191,6 +191,7 @@ class MultiTaskTrainer(Trainer):
     """
 
     inputs_class: Any = MultiTaskInputs
+    _train_metric_set: MultiTaskMetrics
 
     def __init__(
         self,
@@ -308,14 +309,14 @@ class MultiTaskTrainer(Trainer):
         # The element has a batch of each task, on which the whole model cannot be called.
         self.batch_spec = None
 
-    def _training_metrics(
-        self, config: ExperimentLike, task: Any, model: Model
+    def _build_training_metrics(
+        self, config: ExperimentLike, task: Any, model: Model, enabled: bool
     ) -> MultiTaskMetrics:
         """Returns the metrics of each task. See Trainer."""
         sets = {}
         for name, member in task.tasks.items():
             member_model = model_of_task(model, name)
-            metrics = create_training_metrics(member, member_model, config, enabled=self.can_train)
+            metrics = create_training_metrics(member, member_model, config, enabled=enabled)
             build_metrics(member.task_config, member, member_model, metrics.metrics, True)
             sets[name] = metrics
         return MultiTaskMetrics(sets, count_steps=not task.is_joint)

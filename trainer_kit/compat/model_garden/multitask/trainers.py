@@ -265,6 +265,7 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
 
     # None: each step trains all tasks.
     _task_sampler: OriginalTaskSampler | None = None
+    _train_metric_set: TaskMetrics
 
     def __init__(
         self,
@@ -301,8 +302,8 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
         """The training metrics by task, without the losses."""
         return dict(self.train_metrics)
 
-    def _training_metrics(
-        self, config: ExperimentLike, task: TaskLike, model: Model
+    def _build_training_metrics(
+        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
     ) -> TaskMetrics:
         assert isinstance(task, MultiTaskAdapter)
         return TaskMetrics(task)
@@ -407,9 +408,9 @@ class MultiTaskEvaluator(Trainer):
             metrics_by_task[validation_set.name] = metrics.metrics
         return metrics_by_task
 
-    def _new_global_step(self) -> tf.Variable:
+    def _build_global_step(self) -> tf.Variable:
         if self._shared_global_step is None:
-            return super()._new_global_step()
+            return super()._build_global_step()
         return self._shared_global_step
 
 
