@@ -445,7 +445,7 @@ def test_data_without_a_batch_is_an_error_naming_the_section(section: str) -> No
 @pytest.mark.parametrize("fuse_steps", [1, 2])
 def test_taking_a_batch_shows_whether_the_data_has_ended(fuse_steps: int) -> None:
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10, drop_remainder=True)
-    trainer = _trainer(linear_experiment(fuse_steps=fuse_steps))
+    trainer = _create_trainer(linear_experiment(fuse_steps=fuse_steps))
     trainer.train_dataset = data.take(2)
     assert not trainer.take_batch_or_end()
     # With fused steps this is the second batch of the first element.
