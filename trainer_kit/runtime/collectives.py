@@ -141,8 +141,8 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     byte_rows = rows.astype(np.uint8)
 
     texts = []
-    for row, row_bytes in zip(byte_rows, lengths, strict=True):
-        text_bytes = row[:row_bytes].tobytes()
+    for row, byte_count in zip(byte_rows, lengths, strict=True):
+        text_bytes = row[:byte_count].tobytes()
         texts.append(text_bytes.decode())
     return texts
 
