@@ -89,10 +89,12 @@ class Recovery(Callback):
         if run.loop is not None and run.loop.end == end:
             begin = run.loop.begin
         if self.trials >= options.recovery_max_trials:
-            self._give_up(error, begin, end, describe_remedy(error, run))
+            remedy = describe_remedy(error, run)
+            self._give_up(error, begin, end, remedy)
 
         self.trials += 1
-        if self._manager.restore_finite(self._manager.find_newest()) is None:
+        newest = self._manager.find_newest()
+        if self._manager.restore_finite(newest) is None:
             source = self._manager.restore_folder
             raise DivergedError(
                 f"no checkpoint in {source} holds only finite values, so the run cannot go back"
@@ -175,7 +177,8 @@ class Recovery(Callback):
             loss = get_training_loss(logs)
             if not math.isfinite(loss):
                 return step
-            if step >= options.recovery_begin_steps and loss > options.loss_upper_bound:
+            is_bounded = step >= options.recovery_begin_steps
+            if is_bounded and loss > options.loss_upper_bound:
                 return step
             if not self._trainer.state.all_finite():
                 return step
@@ -242,8 +245,8 @@ def describe_remedy(error: DivergedError, run: Run) -> str:
     The learning rate is not the cause if the first step diverged.
     """
     loss = 0.0 if run.loop is None else get_training_loss(run.loop.logs)
-    is_not_finite = isinstance(error, GradientDivergence) or not math.isfinite(loss)
-    if run.step <= 1 and is_not_finite:
+    is_finite = math.isfinite(loss) and not isinstance(error, GradientDivergence)
+    if run.step <= 1 and not is_finite:
         return (
             "the weights were still the initial ones, so the cause is the data, the model or the"
             " loss: check them"
@@ -280,12 +283,16 @@ def write_divergence_report(
     """
     # What the diverged state shows, before the restore of a checkpoint replaces it.
     data = trainer.data
+    nonfinite_variable = find_nonfinite_variable(trainer.model)
+    first_step = begin + 1
+    first_batch = data.get_batch_index(first_step)
+    last_batch = data.get_batch_index(end)
     record: dict[str, Any] = {
         "error": str(error),
-        "steps": [begin + 1, end],
+        "steps": [first_step, end],
         "trials": recovery.trials,
-        "not_finite": find_nonfinite_variable(trainer.model),
-        "batches": [data.get_batch_index(begin + 1), data.get_batch_index(end)],
+        "not_finite": nonfinite_variable,
+        "batches": [first_batch, last_batch],
     }
 
     path = manager.find_newest()
@@ -317,7 +324,8 @@ def write_divergence_report(
             # The step changes the weights, so a variable may have become infinite by it.
             norms = compute_gradient_norms(trainer, batch)
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
-            record["not_finite"] = find_nonfinite_variable(trainer.model) or record["not_finite"]
+            new_variable = find_nonfinite_variable(trainer.model)
+            record["not_finite"] = new_variable or nonfinite_variable
 
     if step is None:
         record["hint"] = (
@@ -327,8 +335,9 @@ def write_divergence_report(
         )
 
     last_step = end if step is None else step
-    record["command"] = format_rerun_command(manager.restore_folder, path, last_step)
-    target = os.path.join(manager.restore_folder, DIVERGED, f"step-{last_step}.json")
+    folder = manager.restore_folder
+    record["command"] = format_rerun_command(folder, path, last_step)
+    target = os.path.join(folder, DIVERGED, f"step-{last_step}.json")
     if trainer.strategy.extended.should_checkpoint:
         files.write_json(target, record, point="divergence")
     return target, advice
@@ -347,9 +356,11 @@ def find_nonfinite_examples(strategy: tf.distribute.Strategy, batch: Any) -> lis
             for part in parts
         )
         if is_checkable:
-            values = tf.concat(parts, 0).numpy()
-            indices = np.argwhere(~np.isfinite(values))
-            places.update(indices[:, 0].tolist())
+            values = tf.concat(parts, 0)
+            is_finite = np.isfinite(values.numpy())
+            indices = np.argwhere(~is_finite)
+            examples = indices[:, 0]
+            places.update(examples.tolist())
     return sorted(places)
 
 
@@ -358,8 +369,9 @@ def find_nonfinite_variable(model: Model) -> str | None:
     for name, variable in _named_variables(model):
         if not variable.dtype.is_floating:
             continue
-        values = tf.cast(variable, tf.float32).numpy()
-        if not np.all(np.isfinite(values)):
+        values = tf.cast(variable, tf.float32)
+        is_finite = np.isfinite(values.numpy())
+        if not np.all(is_finite):
             return str(name)
     return None
 
