@@ -81,7 +81,8 @@ class HyperParameters:
         """The names of all hyper-parameters that can be changed."""
         names = list(self._get_task_variables())
         for name, optimizer in self._get_optimizers().items():
-            if _is_float(get_base_rate(optimizer)):
+            base_rate = get_base_rate(optimizer)
+            if _is_float(base_rate):
                 names.append(_join_name(name, RATE))
             if isinstance(optimizer, keras.Optimizer):
                 names.append(_join_name(name, FACTOR))
@@ -120,16 +121,17 @@ class HyperParameters:
         optimizers = self._get_optimizers()
         optimizer = optimizers.get(optimizer_name)
         if optimizer is None:
-            raise UsageError(
-                f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}"
-            )
+            suggestion = suggest_names(name, self.names)
+            raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion}")
 
         if attribute in (FACTOR, RECOVERY_FACTOR):
-            if attribute not in learning_rate_factors(optimizer):
+            factors = learning_rate_factors(optimizer)
+            if attribute not in factors:
                 with self._strategy.scope():
                     add_learning_rate_factor(optimizer, attribute)
                 self.has_new_factor = True
-            return learning_rate_factors(optimizer)[attribute]
+                factors = learning_rate_factors(optimizer)
+            return factors[attribute]
 
         # The factors around a rate are separate hyper-parameters.
         is_rate = attribute == RATE
@@ -143,13 +145,15 @@ class HyperParameters:
                 f"{name} is a schedule, which the training step computes; "
                 f"change {_join_name(place, FACTOR)}, which multiplies it"
             )
+        suggestion = suggest_names(name, self.names)
         if isinstance(value, (bool, int, float)):
+            class_name = type(optimizer).__name__
             raise UsageError(
-                f"{name} is the Python number {value} in {type(optimizer).__name__}, "
+                f"{name} is the Python number {value} in {class_name}, "
                 "a constant of the training step and not a variable, so it cannot be changed; "
-                f"{suggest_names(name, self.names)}"
+                f"{suggestion}"
             )
-        raise UsageError(f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}")
+        raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion}")
 
     def factor_names(self, factor: str) -> list[str]:
         """Returns the name of a factor for each optimizer."""
@@ -157,7 +161,8 @@ class HyperParameters:
 
     def value(self, name: str) -> float:
         """Returns the current value of a hyper-parameter."""
-        tensor = tf.convert_to_tensor(self.variable(name))
+        variable = self.variable(name)
+        tensor = tf.convert_to_tensor(variable)
         return float(tensor)
 
     def change(self, name: str, value: float, step: int, reason: str) -> None:
@@ -195,10 +200,10 @@ class HyperParameters:
         """
         variable = self.variable(name)
         dtype = tf.as_dtype(variable.dtype)
-        lowest = np.asarray(dtype.min).item()
-        highest = np.asarray(dtype.max).item()
+        lowest = np.asarray(dtype.min)
+        highest = np.asarray(dtype.max)
         # The comparison is never true of NaN.
-        if not lowest <= value <= highest:
+        if not lowest.item() <= value <= highest.item():
             raise UsageError(
                 f"{name}: {value!r:.60} is not a finite number of the dtype {dtype.name}"
             )
@@ -206,7 +211,8 @@ class HyperParameters:
         _, _, attribute = name.rpartition(".")
         is_rate = attribute in (RATE, FACTOR, RECOVERY_FACTOR)
         # A variable of the task may have any name and any sign.
-        if value < 0 and is_rate and name not in self._get_task_variables():
+        is_negative_rate = value < 0 and is_rate
+        if is_negative_rate and name not in self._get_task_variables():
             raise UsageError(
                 f"{name}: {value!r} is below 0; a learning rate and its factor are 0 or more"
             )
@@ -267,7 +273,8 @@ class HyperParameters:
             factors = learning_rate_factors(optimizer)
             if FACTOR in factors:
                 factor = tf.convert_to_tensor(factors[FACTOR])
-                values[_join_name(name, FACTOR)] = float(factor)
+                factor_name = _join_name(name, FACTOR)
+                values[factor_name] = float(factor)
         return values
 
     def _state(self) -> HyperParameterState | None:
@@ -289,7 +296,8 @@ class HyperParameters:
                 self._unreported[name] = change, ""
 
         # A factor that the checkpoint lacks had no effect when it was saved.
-        unused_factors = dict.fromkeys(self._changed_factors(), 1.0)
+        changed_factors = self._changed_factors()
+        unused_factors = dict.fromkeys(changed_factors, 1.0)
         factors = {**unused_factors, **saved["factors"]}
         for name, value in factors.items():
             self.set(name, value)
