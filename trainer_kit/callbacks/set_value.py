@@ -67,7 +67,7 @@ class SetAtSteps(Callback):
 
     def next_boundary(self, step: int) -> int | None:
         """Returns the next step of the list after `step`, or None."""
-        later_steps = (own_step for own_step in self._values_by_step if own_step > step)
+        later_steps = [own_step for own_step in self._values_by_step if own_step > step]
         return min(later_steps, default=None)
 
     def loop_begin(self, run: Run, steps: int) -> None:
@@ -132,8 +132,9 @@ class SetByFunction(Callback):
             # An object that can be called has the name of its class.
             class_name = type(self._function).__qualname__
             function_name = getattr(self._function, "__qualname__", class_name)
-            value = float(self._function(run.step))
-            run.change(self._parameter, value, f"{self.name} {function_name}")
+            value = self._function(run.step)
+            reason = f"{self.name} {function_name}"
+            run.change(self._parameter, float(value), reason)
 
 
 def _resolve_step(run: Run, milestone: int | Duration) -> int:
