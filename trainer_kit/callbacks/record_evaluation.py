@@ -78,7 +78,8 @@ class RecordEvaluation(Callback):
         if evaluation.checkpoint:
             path = os.path.relpath(evaluation.checkpoint, run.directory)
         seconds = evaluation.seconds_of_sets or evaluation.seconds
-        self._history.ledger.append(evaluation.step, metrics, seconds, path)
+        ledger = self._history.ledger
+        ledger.append(evaluation.step, metrics, seconds, path)
 
     def rewound(self, run: Run, step: int) -> None:
         """Rewinds history, ledger and best checkpoint to `step`."""
