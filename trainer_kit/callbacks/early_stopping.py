@@ -162,8 +162,12 @@ class EarlyStopping(Callback):
         if count < options.patience:
             return ""
 
-        where = f" of {options.eval_name}" if options.eval_name else ""
-        margin = f" by more than {options.min_delta:g}" if options.min_delta else ""
+        where = ""
+        if options.eval_name:
+            where = f" of {options.eval_name}"
+        margin = ""
+        if options.min_delta:
+            margin = f" by more than {options.min_delta:g}"
         best = ""
         if progress.best_step >= 0:
             best = f" on {progress.best:.6g} of step {progress.best_step}"
@@ -240,7 +244,7 @@ def _select_set(records: Sequence[Mapping[str, Any]], metric: str) -> Sequence[M
     ]
     if not set_records:
         return records
-    name = metric.partition("|")[0]
+    name, _, _ = metric.partition("|")
     return [record for record in set_records if record["dataset"] == name]
 
 
