@@ -80,7 +80,8 @@ class HyperParameters:
     def names(self) -> list[str]:
         """The names of all hyper-parameters that can be changed."""
         names = list(self._get_task_variables())
-        for name, optimizer in self._get_optimizers().items():
+        optimizers = self._get_optimizers()
+        for name, optimizer in optimizers.items():
             base_rate = get_base_rate(optimizer)
             if _is_float(base_rate):
                 names.append(_join_name(name, RATE))
@@ -183,7 +184,8 @@ class HyperParameters:
         old_value = self.value(name)
         self.check(name, value)
         self.set(name, value)
-        if self.value(name) != old_value:
+        new_value = self.value(name)
+        if new_value != old_value:
             self._unreported[name] = float(value), reason
             _LOG.info(
                 "step %d: %s is %g from here, it was %g (%s)", step, name, value, old_value, reason
@@ -256,7 +258,10 @@ class HyperParameters:
           UsageError: when a value is not a scalar variable.
         """
         method = getattr(self._task, "hyper_parameters", None)
-        variables = {} if method is None else dict(method())
+        if method is None:
+            return {}
+
+        variables = dict(method())
         for name, value in variables.items():
             if not _is_scalar(value):
                 kind = type(self._task).__name__
@@ -269,7 +274,8 @@ class HyperParameters:
     def _changed_factors(self) -> dict[str, float]:
         """Returns the values of the factors that exist, by name."""
         values = {}
-        for name, optimizer in self._get_optimizers().items():
+        optimizers = self._get_optimizers()
+        for name, optimizer in optimizers.items():
             factors = learning_rate_factors(optimizer)
             if FACTOR in factors:
                 factor = tf.convert_to_tensor(factors[FACTOR])
