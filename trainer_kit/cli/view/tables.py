@@ -38,10 +38,11 @@ class Table:
     def columns(self) -> list[list[str]]:
         """Returns each column's header and cells, without control characters."""
         rows = [self.headers, *self.rows]
-        return [
-            [replace_unprintable(row[number]) or EMPTY_CELL for row in rows]
-            for number in range(len(self.headers))
-        ]
+        columns = []
+        for number in range(len(self.headers)):
+            cells = [replace_unprintable(row[number]) or EMPTY_CELL for row in rows]
+            columns.append(cells)
+        return columns
 
 
 def format_metric(value: float | None) -> str:
@@ -61,7 +62,8 @@ def find_console(stream: TextIO) -> Console | None:
 
 def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
     """Prints tables, separated by empty lines."""
-    print("\n\n".join(map(format_table, tables)), file=stream)
+    texts = map(format_table, tables)
+    print("\n\n".join(texts), file=stream)
 
 
 def format_table(table: Table) -> str:
