@@ -29,8 +29,8 @@ class ReduceOnPlateau(Callback):
       factor: The factor, between 0 and 1.
       patience: The number of evaluations without an improvement after which the value is reduced.
       min_delta: The least difference that is an improvement.
-      cooldown: As in Keras: the number of evaluations after a reduction from the last of which on
-        evaluations count again. With 1, the next evaluation counts.
+      cooldown: The number of evaluations after a reduction that do not count. As in Keras the last
+        of them counts again, so 1 leaves none out.
       min_value: The lower bound of the hyper-parameter.
 
     Raises:
