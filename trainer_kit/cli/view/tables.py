@@ -40,7 +40,8 @@ class Table:
         rows = [self.headers, *self.rows]
         columns = []
         for number in range(len(self.headers)):
-            cells = [replace_unprintable(row[number]) or EMPTY_CELL for row in rows]
+            texts = [replace_unprintable(row[number]) for row in rows]
+            cells = [text or EMPTY_CELL for text in texts]
             columns.append(cells)
         return columns
 
