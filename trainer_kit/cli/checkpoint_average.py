@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder, name = os.path.split(arguments.output)
     parents = (folder, os.path.dirname(folder))
     manifest_paths = [os.path.join(parent, "manifest.json") for parent in parents]
-    is_in_run = any(os.path.exists(path) for path in manifest_paths)
+    is_in_run = any(map(os.path.exists, manifest_paths))
     if is_in_run and parse_checkpoint_name(f"{name}.index"):
         raise UsageError(
             f"--output: {arguments.output} would be taken for a checkpoint of the run; give another"

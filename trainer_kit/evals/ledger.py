@@ -433,7 +433,8 @@ def merge_validation_sets(evaluations: Iterable[Evaluation]) -> list[Evaluation]
         step = record["step"]
         metrics = record["metrics"]
         # The metrics of one of several sets are grouped by its name.
-        if list(metrics) != [record.get("dataset")]:
+        names = list(metrics)
+        if names != [record.get("dataset")]:
             merged.append(record)
             continue
 
@@ -505,7 +506,9 @@ def _is_record(record: Mapping[str, object]) -> bool:
 
     if record.get("kind") == REWIND:
         return True
-    return "kind" not in record and isinstance(record.get("metrics"), dict)
+    if "kind" in record:
+        return False
+    return isinstance(record.get("metrics"), dict)
 
 
 def _decode_record(record: Mapping[str, Any]) -> dict[str, Any]:

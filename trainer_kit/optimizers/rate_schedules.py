@@ -228,14 +228,17 @@ class StepCosineDecay(Schedule):
                 least_steps = tf.minimum(step, 0.0)
                 steps_since = tf.maximum(steps_since, least_steps)
 
-            angle = math.pi * steps_since / (end - start)
+            length = end - start
+            angle = math.pi * steps_since / length
             cosine = tf.cos(angle)
             fraction = (1.0 + cosine) / 2.0
             start_value = self.values[index]
             end_value = self.values[index + 1]
             height = start_value - end_value
             piece = end_value + height * fraction
-            rate = tf.where(step >= start, piece, rate) if index else piece
+            if index > 0:
+                piece = tf.where(step >= start, piece, rate)
+            rate = piece
 
         last_boundary = self.boundaries[-1]
         last_value = self.values[-1]
@@ -379,7 +382,8 @@ class LinearWarmup(_Warmup):
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         part = tf.cast(step, tf.float32) / self.warmup_steps
-        rise = part * (self.target_rate - self.warmup_learning_rate)
+        height = self.target_rate - self.warmup_learning_rate
+        rise = part * height
         rising = self.warmup_learning_rate + rise
         return self._then_after(rising, step)
 

@@ -38,11 +38,10 @@ class Table:
     def columns(self) -> list[list[str]]:
         """Returns each column's header and cells, without control characters."""
         rows = [self.headers, *self.rows]
-        columns = []
-        for number in range(len(self.headers)):
-            cells = [replace_unprintable(row[number]) or EMPTY_CELL for row in rows]
-            columns.append(cells)
-        return columns
+        return [
+            [replace_unprintable(row[number]) or EMPTY_CELL for row in rows]
+            for number in range(len(self.headers))
+        ]
 
 
 def format_metric(value: float | None) -> str:
@@ -62,8 +61,7 @@ def find_console(stream: TextIO) -> Console | None:
 
 def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
     """Prints tables, separated by empty lines."""
-    texts = map(format_table, tables)
-    print("\n\n".join(texts), file=stream)
+    print("\n\n".join(map(format_table, tables)), file=stream)
 
 
 def format_table(table: Table) -> str:

@@ -281,7 +281,8 @@ class KerasCallbacks(Callback):
         if run.model.stop_training:
             self._was_stopped = True
             run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
-        is_last_step = run.total_steps is not None and run.step >= run.total_steps
+        total_steps = run.total_steps
+        is_last_step = total_steps is not None and run.step >= total_steps
         if self._was_stopped or is_last_step:
             self._end_training(run, epoch_logs)
 
@@ -315,7 +316,8 @@ class KerasCallbacks(Callback):
         callback_states = []
         for attributes in self._attribute_states:
             name = type(attributes.callback).__name__
-            callback_states.append([name, attributes.get_changes()])
+            changes = attributes.get_changes()
+            callback_states.append([name, changes])
         return {
             "loop": self._loop_logs,
             "ended": self._ended_epochs,
@@ -649,7 +651,9 @@ def acts_on_batches(callback: KerasCallback, methods: Sequence[str]) -> bool:
         if is_of_keras and cls.__name__ == "Callback":
             return False
         if any(method in vars(cls) for method in methods):
-            condition = _CONDITIONS.get(cls.__name__) if is_of_keras else None
+            condition = None
+            if is_of_keras:
+                condition = _CONDITIONS.get(cls.__name__)
             if condition is None or condition(callback):
                 return True
     return False

@@ -83,7 +83,8 @@ class RetrievalAccuracy(keras.metrics.Mean):
 
 def _class_numbers(labels: tf.Tensor) -> tf.Tensor:
     """Returns labels as int64 [examples]."""
-    if labels.shape.rank == 2 and labels.shape[1] != 1:
+    are_rows = labels.shape.rank == 2 and labels.shape[1] != 1
+    if are_rows:
         return tf.argmax(labels, axis=1)
     flat_labels = tf.reshape(labels, [-1])
     return tf.cast(flat_labels, tf.int64)
@@ -195,7 +196,8 @@ class BCTModel(keras.Model):
         # Keras adds up the losses of all replicas. The count is 0 on a replica that a small batch
         # leaves empty.
         strategy = tf.distribute.get_strategy()
-        count = tf.size(losses) * strategy.num_replicas_in_sync
+        replicas = strategy.num_replicas_in_sync
+        count = tf.size(losses) * replicas
         count = tf.cast(count, losses.dtype)
         total = tf.reduce_sum(losses)
         mean = tf.math.divide_no_nan(total, count)
@@ -297,14 +299,16 @@ def _build_target_rows(labels: tf.Tensor, classes: Sequence[int]) -> tf.Tensor:
     A row is zeros where the label is none of `classes`.
     """
     labels = tf.convert_to_tensor(labels)
-    if labels.shape.rank == 2 and labels.shape[1] != 1:
+    columns = list(classes)
+    are_rows = labels.shape.rank == 2 and labels.shape[1] != 1
+    if are_rows:
         rows = tf.cast(labels, tf.float32)
-        return tf.gather(rows, list(classes), axis=1)
+        return tf.gather(rows, columns, axis=1)
 
     # [batch, 1] and [classes] are compared as [batch, classes].
     numbers = tf.reshape(labels, [-1, 1])
     numbers = tf.cast(numbers, tf.int64)
-    class_numbers = tf.constant(list(classes), tf.int64)
+    class_numbers = tf.constant(columns, tf.int64)
     matches = tf.equal(numbers, class_numbers)
     return tf.cast(matches, tf.float32)
 
