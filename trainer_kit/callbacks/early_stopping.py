@@ -64,7 +64,9 @@ def compute_metric_progress(
         if step < start_step:
             continue
         gain = sign * (value - progress.best)
-        if math.isfinite(value) and (progress.best_step < 0 or gain > min_delta):
+        is_first = progress.best_step < 0
+        is_better = is_first or gain > min_delta
+        if math.isfinite(value) and is_better:
             progress = MetricProgress(value, step, step)
         else:
             count = progress.evaluations_since_best + 1
@@ -82,9 +84,11 @@ def check_metric(metric: str, names: Iterable[str], where: str) -> None:
     """
     sorted_names = sorted(names)
     if metric not in sorted_names:
+        suggestion = suggest_names(metric, sorted_names)
+        listed_names = ", ".join(sorted_names)
         raise UsageError(
             f"trainer.early_stopping.metric: {where} reports no single number called {metric!r}; "
-            f"{suggest_names(metric, sorted_names)} (all: {', '.join(sorted_names)})"
+            f"{suggestion} (all: {listed_names})"
         )
 
 
@@ -115,11 +119,9 @@ class EarlyStopping(Callback):
     def __init__(self, options: EarlyStoppingConfig, ledger: Ledger, evals: str) -> None:
         self._options = options
         self._ledger = ledger
-        self._sidecar_ledger = Ledger(
-            os.path.join(evals, f"{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"),
-            dataset="",
-            config_hash="",
-        )
+        sidecar = options.eval_name or _DEFAULT_EVAL_NAME
+        sidecar_path = os.path.join(evals, f"{sidecar}.jsonl")
+        self._sidecar_ledger = Ledger(sidecar_path, dataset="", config_hash="")
         # The records of the last reading, and the evaluations that count among them.
         self._cached_evaluations: tuple[list[dict[str, Any]] | None, list[tuple[int, float]]]
         self._cached_evaluations = (None, [])
@@ -149,8 +151,10 @@ class EarlyStopping(Callback):
           UsageError: when the last evaluation did not report the metric.
         """
         options = self._options
-        all_evaluations = self._read_evaluations(options)
-        evaluations = [evaluation for evaluation in all_evaluations if evaluation[0] <= step]
+        evaluations = []
+        for evaluated_step, value in self._read_evaluations(options):
+            if evaluated_step <= step:
+                evaluations.append((evaluated_step, value))
         progress = compute_metric_progress(
             evaluations, options.metric_comp, options.min_delta, options.start_step
         )
@@ -158,8 +162,12 @@ class EarlyStopping(Callback):
         if count < options.patience:
             return ""
 
-        where = f" of {options.eval_name}" if options.eval_name else ""
-        margin = f" by more than {options.min_delta:g}" if options.min_delta else ""
+        where = ""
+        if options.eval_name:
+            where = f" of {options.eval_name}"
+        margin = ""
+        if options.min_delta:
+            margin = f" by more than {options.min_delta:g}"
         best = ""
         if progress.best_step >= 0:
             best = f" on {progress.best:.6g} of step {progress.best_step}"
@@ -181,12 +189,11 @@ class EarlyStopping(Callback):
         """
         records = self._ledger.records()
         if options.eval_name:
-            records = [
-                *(record for record in records if record.get("kind") == REWIND),
-                *self._sidecar_ledger.records(),
-            ]
-        if records == self._cached_evaluations[0]:
-            return self._cached_evaluations[1]
+            rewinds = [record for record in records if record.get("kind") == REWIND]
+            records = [*rewinds, *self._sidecar_ledger.records()]
+        cached_records, cached_evaluations = self._cached_evaluations
+        if records == cached_records:
+            return cached_evaluations
 
         current_records = (
             active_records(records) if options.eval_name else self._ledger.get_current_evaluations()
@@ -198,6 +205,7 @@ class EarlyStopping(Callback):
         # A sidecar with other data or another config starts a new series.
         if options.eval_name:
             series = [(record.get("dataset"), record.get("config_hash")) for record in active]
+
             active = [
                 record
                 for record, own_series in zip(active, series, strict=True)
@@ -217,13 +225,16 @@ class EarlyStopping(Callback):
             is_never_evaluated = len(steps) > 1
         else:
             # A set of the run may have a longer interval than the others.
-            is_never_evaluated = options.metric.partition("|")[0] not in self._ledger.sets
+            name = options.metric.partition("|")[0]
+            is_never_evaluated = name not in self._ledger.sets
 
         if is_never_evaluated:
-            names = {name for record in records for name in flatten_scalars(record["metrics"], "|")}
-            check_metric(
-                options.metric, names, f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
-            )
+            names: set[str] = set()
+            for record in records:
+                scalars = flatten_scalars(record["metrics"], "|")
+                names.update(scalars)
+            ledger_name = options.eval_name or _DEFAULT_EVAL_NAME
+            check_metric(options.metric, names, f"evals/{ledger_name}.jsonl")
 
 
 def _select_set(records: Sequence[Mapping[str, Any]], metric: str) -> Sequence[Mapping[str, Any]]:
@@ -233,7 +244,7 @@ def _select_set(records: Sequence[Mapping[str, Any]], metric: str) -> Sequence[M
     ]
     if not set_records:
         return records
-    name = metric.partition("|")[0]
+    name, _, _ = metric.partition("|")
     return [record for record in set_records if record["dataset"] == name]
 
 
@@ -248,12 +259,14 @@ def _extract_values(
     # Of several records of a step, the last one counts.
     scalars_by_step: dict[int, dict[str, float]] = {}
     for record in records:
-        scalars_by_step[int(record["step"])] = flatten_scalars(record["metrics"], "|")
+        step = int(record["step"])
+        scalars_by_step[step] = flatten_scalars(record["metrics"], "|")
 
     if records:
-        where = f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
+        ledger_name = options.eval_name or _DEFAULT_EVAL_NAME
         last_step = int(records[-1]["step"])
-        check_metric(options.metric, scalars_by_step[last_step], where)
+        last_scalars = scalars_by_step[last_step]
+        check_metric(options.metric, last_scalars, f"evals/{ledger_name}.jsonl")
     return [
         (step, scalars.get(options.metric, math.nan))
         for step, scalars in sorted(scalars_by_step.items())

@@ -35,16 +35,17 @@ class ExportBest(Callback):
         """Exports the evaluation, unless an earlier process or the trainer has done so."""
         evaluation = run.evaluation
         assert evaluation is not None
+        trainer = run.trainer
         if not evaluation.is_replayed:
-            if run.trainer.checkpoint_exporter is not None:
+            if trainer.checkpoint_exporter is not None:
                 # The trainer has exported it, and its logs contain the best value.
                 return
             # The logs of this step may contain sets that were evaluated before.
-            all_sets = set(run.trainer.validation_set_names)
+            all_sets = set(trainer.validation_set_names)
             other_sets = all_sets - set(evaluation.sets)
             own_logs = {name: value for name, value in logs.items() if name not in other_sets}
-            self._best.export(run.trainer, own_logs, evaluation.sets)
-        self._best.add_best(run.trainer, logs)
+            self._best.export(trainer, own_logs, evaluation.sets)
+        self._best.add_best(trainer, logs)
 
 
 class RecordEvaluation(Callback):
@@ -77,7 +78,8 @@ class RecordEvaluation(Callback):
         if evaluation.checkpoint:
             path = os.path.relpath(evaluation.checkpoint, run.directory)
         seconds = evaluation.seconds_of_sets or evaluation.seconds
-        self._history.ledger.append(evaluation.step, metrics, seconds, path)
+        ledger = self._history.ledger
+        ledger.append(evaluation.step, metrics, seconds, path)
 
     def rewound(self, run: Run, step: int) -> None:
         """Rewinds history, ledger and best checkpoint to `step`."""
@@ -105,7 +107,8 @@ class RecordSidecarEvaluation(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Remembers the logs until `boundary_end`."""
         del run
-        self._logs = tf.nest.map_structure(to_numpy, dict(logs))
+        own_logs = dict(logs)
+        self._logs = tf.nest.map_structure(to_numpy, own_logs)
 
     def boundary_end(self, run: Run) -> None:
         """Appends the evaluation to the ledger."""
@@ -114,4 +117,5 @@ class RecordSidecarEvaluation(Callback):
         # A record never precedes what it records.
         self._writer.flush()
         seconds = evaluation.seconds_of_sets or evaluation.seconds
-        self._sidecar.record(evaluation.step, self._logs, seconds, evaluation.checkpoint)
+        checkpoint = evaluation.checkpoint
+        self._sidecar.record(evaluation.step, self._logs, seconds, checkpoint)

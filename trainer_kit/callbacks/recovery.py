@@ -89,10 +89,12 @@ class Recovery(Callback):
         if run.loop is not None and run.loop.end == end:
             begin = run.loop.begin
         if self.trials >= options.recovery_max_trials:
-            self._give_up(error, begin, end, describe_remedy(error, run))
+            remedy = describe_remedy(error, run)
+            self._give_up(error, begin, end, remedy)
 
         self.trials += 1
-        if self._manager.restore_finite(self._manager.find_newest()) is None:
+        newest = self._manager.find_newest()
+        if self._manager.restore_finite(newest) is None:
             source = self._manager.restore_folder
             raise DivergedError(
                 f"no checkpoint in {source} holds only finite values, so the run cannot go back"
@@ -108,7 +110,8 @@ class Recovery(Callback):
         if options.recovery_policy == "skip":
             self._diverging_step = self.find_diverging_step(step, end)
             if self._diverging_step is not None:
-                self._bad_batch = self._trainer.data.get_batch_index(self._diverging_step)
+                data = self._trainer.data
+                self._bad_batch = data.get_batch_index(self._diverging_step)
         run.rewind(step, str(error))
 
     def rewound(self, run: Run, step: int) -> None:
@@ -122,8 +125,9 @@ class Recovery(Callback):
             change = self._skip_bad_batch()
         elif self._options.recovery_policy == "lower_learning_rate":
             self._factor *= self._options.recovery_learning_rate_factor
+            hyper_parameters = self._trainer.hyper_parameters
             for name in self._factor_names():
-                self._trainer.hyper_parameters.change(name, self._factor, step, "recovery")
+                hyper_parameters.change(name, self._factor, step, "recovery")
             change = f"the learning rate is {self._factor:g} times what the config says"
         _LOG.warning("training resumes from step %d; %s", step, change)
 
@@ -175,7 +179,8 @@ class Recovery(Callback):
             loss = get_training_loss(logs)
             if not math.isfinite(loss):
                 return step
-            if step >= options.recovery_begin_steps and loss > options.loss_upper_bound:
+            is_bounded = step >= options.recovery_begin_steps
+            if is_bounded and loss > options.loss_upper_bound:
                 return step
             if not self._trainer.state.all_finite():
                 return step
@@ -213,10 +218,11 @@ class Recovery(Callback):
         Raises:
           UsageError: when an optimizer is not a Keras 3 optimizer.
         """
-        names: list[str] = self._trainer.hyper_parameters.factor_names(RECOVERY_FACTOR)
+        hyper_parameters = self._trainer.hyper_parameters
+        names: list[str] = hyper_parameters.factor_names(RECOVERY_FACTOR)
         try:
             for name in names:
-                self._trainer.hyper_parameters.variable(name)
+                hyper_parameters.variable(name)
         except UsageError as error:
             raise UsageError(
                 f"trainer.recovery_policy=lower_learning_rate: {error}, or use skip"
@@ -241,9 +247,11 @@ def describe_remedy(error: DivergedError, run: Run) -> str:
 
     The learning rate is not the cause if the first step diverged.
     """
-    loss = 0.0 if run.loop is None else get_training_loss(run.loop.logs)
-    is_not_finite = isinstance(error, GradientDivergence) or not math.isfinite(loss)
-    if run.step <= 1 and is_not_finite:
+    loss = 0.0
+    if run.loop is not None:
+        loss = get_training_loss(run.loop.logs)
+    is_finite = math.isfinite(loss) and not isinstance(error, GradientDivergence)
+    if run.step <= 1 and not is_finite:
         return (
             "the weights were still the initial ones, so the cause is the data, the model or the"
             " loss: check them"
@@ -280,12 +288,16 @@ def write_divergence_report(
     """
     # What the diverged state shows, before the restore of a checkpoint replaces it.
     data = trainer.data
+    nonfinite_variable = find_nonfinite_variable(trainer.model)
+    first_step = begin + 1
+    first_batch = data.get_batch_index(first_step)
+    last_batch = data.get_batch_index(end)
     record: dict[str, Any] = {
         "error": str(error),
-        "steps": [begin + 1, end],
+        "steps": [first_step, end],
         "trials": recovery.trials,
-        "not_finite": find_nonfinite_variable(trainer.model),
-        "batches": [data.get_batch_index(begin + 1), data.get_batch_index(end)],
+        "not_finite": nonfinite_variable,
+        "batches": [first_batch, last_batch],
     }
 
     path = manager.find_newest()
@@ -317,7 +329,8 @@ def write_divergence_report(
             # The step changes the weights, so a variable may have become infinite by it.
             norms = compute_gradient_norms(trainer, batch)
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
-            record["not_finite"] = find_nonfinite_variable(trainer.model) or record["not_finite"]
+            new_variable = find_nonfinite_variable(trainer.model)
+            record["not_finite"] = new_variable or nonfinite_variable
 
     if step is None:
         record["hint"] = (
@@ -327,8 +340,9 @@ def write_divergence_report(
         )
 
     last_step = end if step is None else step
-    record["command"] = format_rerun_command(manager.restore_folder, path, last_step)
-    target = os.path.join(manager.restore_folder, DIVERGED, f"step-{last_step}.json")
+    folder = manager.restore_folder
+    record["command"] = format_rerun_command(folder, path, last_step)
+    target = os.path.join(folder, DIVERGED, f"step-{last_step}.json")
     if trainer.strategy.extended.should_checkpoint:
         files.write_json(target, record, point="divergence")
     return target, advice
@@ -347,9 +361,11 @@ def find_nonfinite_examples(strategy: tf.distribute.Strategy, batch: Any) -> lis
             for part in parts
         )
         if is_checkable:
-            values = tf.concat(parts, 0).numpy()
-            indices = np.argwhere(~np.isfinite(values))
-            places.update(indices[:, 0].tolist())
+            values = tf.concat(parts, 0)
+            is_finite = np.isfinite(values.numpy())
+            indices = np.argwhere(~is_finite)
+            examples = indices[:, 0]
+            places.update(examples.tolist())
     return sorted(places)
 
 
@@ -358,8 +374,9 @@ def find_nonfinite_variable(model: Model) -> str | None:
     for name, variable in _named_variables(model):
         if not variable.dtype.is_floating:
             continue
-        values = tf.cast(variable, tf.float32).numpy()
-        if not np.all(np.isfinite(values)):
+        values = tf.cast(variable, tf.float32)
+        is_finite = np.isfinite(values.numpy())
+        if not np.all(is_finite):
             return str(name)
     return None
 
@@ -384,8 +401,10 @@ def compute_gradient_norms(trainer: Trainer, batch: Any) -> dict[str, float]:
     def record_norms(pairs: list[tuple[tf.Tensor | tf.IndexedSlices, Variable]]) -> None:
         for gradient, variable in pairs:
             # The norm of a sparse gradient is that of its rows.
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            norm = tf.norm(tf.cast(values, tf.float32))
+            is_sparse = isinstance(gradient, tf.IndexedSlices)
+            values = gradient.values if is_sparse else gradient
+            values = tf.cast(values, tf.float32)
+            norm = tf.norm(values)
             # Keras 3 wraps the variable of TensorFlow that the model's names belong to.
             own_variable = variable.value if isinstance(variable, keras.Variable) else variable
             name = names.get(id(own_variable), own_variable.name)
@@ -399,10 +418,9 @@ def compute_gradient_norms(trainer: Trainer, batch: Any) -> dict[str, float]:
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the
         # report is still useful.
-        _LOG.warning(
-            "the norms of the gradients could not be computed: %s",
-            (str(error).splitlines() or [""])[0],
-        )
+        lines = str(error).splitlines()
+        first_line = lines[0] if lines else ""
+        _LOG.warning("the norms of the gradients could not be computed: %s", first_line)
     finally:
         gradients.on_gradients = None
         tf.config.run_functions_eagerly(runs_eagerly)
@@ -425,13 +443,17 @@ def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> s
     # The repeated run ends at the first divergence.
     overrides += ",trainer.recovery_max_trials=0"
     quoted_folder = shlex.quote(rerun_folder)
-    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {quoted_folder} && "
+    quoted_cwd = shlex.quote(os.getcwd())
+    begin = f"cd {quoted_cwd} && mkdir -p {quoted_folder} && "
     if checkpoint:
-        begin += f"cp {shlex.quote(checkpoint)}.* {quoted_folder} && "
+        quoted_checkpoint = shlex.quote(checkpoint)
+        begin += f"cp {quoted_checkpoint}.* {quoted_folder} && "
 
-    package_folder = os.path.dirname(os.path.realpath(files.__file__))
+    module_path = os.path.realpath(files.__file__)
+    package_folder = os.path.dirname(module_path)
     command_path = os.path.join(package_folder, "train.py")
-    if os.path.realpath(sys.argv[0]) != command_path:
+    program_path = os.path.realpath(sys.argv[0])
+    if program_path != command_path:
         return (
             f"{begin}true  # then run your program again with model_dir={rerun_folder} and"
             f" {overrides}"
@@ -442,11 +464,13 @@ def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> s
     arguments = iter(sys.argv[1:])
     for argument in arguments:
         name, equals_sign, _ = argument.lstrip("-").partition("=")
-        is_dropped = name in ("model_dir", "max_restarts", "from_step")
-        if not argument.startswith("-") or not is_dropped:
+        is_flag = argument.startswith("-")
+        is_dropped = is_flag and name in ("model_dir", "max_restarts", "from_step")
+        if not is_dropped:
             flags.append(shlex.quote(argument))
         elif not equals_sign:
             # The value is the next argument.
             next(arguments, None)
-    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={quoted_folder}"]
-    return f"{begin}{' '.join(rerun)} --params_override={overrides}"
+    words = ["python -m trainer_kit.train", *flags, f"--model_dir={quoted_folder}"]
+    rerun = " ".join(words)
+    return f"{begin}{rerun} --params_override={overrides}"

@@ -29,7 +29,8 @@ class ReduceOnPlateau(Callback):
       factor: The factor, between 0 and 1.
       patience: The number of evaluations without an improvement after which the value is reduced.
       min_delta: The least difference that is an improvement.
-      cooldown: The number of evaluations after a reduction that do not count.
+      cooldown: The number of evaluations after a reduction that do not count. As in Keras the last
+        of them counts again, so 1 leaves none out.
       min_value: The lower bound of the hyper-parameter.
 
     Raises:
@@ -81,8 +82,8 @@ class ReduceOnPlateau(Callback):
         self._min_value = min_value
 
         self._best: float | None = None
-        # The evaluations since the last improvement.
-        self._wait = 0
+        # The number of evaluations that counted since the last improvement or reduction.
+        self._evaluations_without_improvement = 0
         # The evaluations that do not count yet, after a reduction.
         self._cooldown_counter = 0
         self._last_step = -1
@@ -93,6 +94,7 @@ class ReduceOnPlateau(Callback):
         Raises:
           UsageError: when one does not exist, or the mode does not evaluate during training.
         """
+        # It raises the error if the hyper-parameter does not exist.
         run.hyper_parameters.variable(self._parameter)
         if not run.trainer.can_evaluate:
             raise UsageError(
@@ -110,21 +112,23 @@ class ReduceOnPlateau(Callback):
           UsageError: when the evaluation has no such metric.
         """
         metrics = flatten_scalars(logs, "|")
-        if self._metric in metrics:
-            # An evaluation that is repeated after a resume does not count again.
-            if run.step > self._last_step:
-                self._last_step = run.step
-                self._count(run, metrics[self._metric])
+        if self._metric not in metrics:
+            # A metric "set|metric" may belong to a validation set that this step does not evaluate.
+            set_name = self._metric.partition("|")[0]
+            if set_name not in run.trainer.validation_set_names:
+                raise self._unknown_metric_error(list(metrics))
             return
 
-        # The metric may belong to a validation set that this step does not evaluate.
-        if self._metric.partition("|")[0] not in run.trainer.validation_set_names:
-            raise self._unknown_metric_error(list(metrics))
+        # An evaluation that is repeated after a resume does not count again.
+        if run.step > self._last_step:
+            self._last_step = run.step
+            self._observe(run, metrics[self._metric])
 
-    def _count(self, run: Run, value: float) -> None:
+    def _observe(self, run: Run, value: float) -> None:
+        """Takes the value of a new evaluation into account, and reduces if it is time."""
         if self._cooldown_counter > 0:
             self._cooldown_counter -= 1
-            self._wait = 0
+            self._evaluations_without_improvement = 0
 
         # The first finite value is always an improvement.
         bound = -math.inf
@@ -132,12 +136,12 @@ class ReduceOnPlateau(Callback):
             bound = self._sign * self._best + self._min_delta
         if math.isfinite(value) and self._sign * value > bound:
             self._best = value
-            self._wait = 0
+            self._evaluations_without_improvement = 0
         elif self._cooldown_counter == 0:
-            self._wait += 1
-            if self._wait >= self._patience and self._reduce(run):
+            self._evaluations_without_improvement += 1
+            if self._evaluations_without_improvement >= self._patience and self._reduce(run):
                 self._cooldown_counter = self._cooldown
-                self._wait = 0
+                self._evaluations_without_improvement = 0
 
     def _reduce(self, run: Run) -> bool:
         """Reduces the value and returns True. Returns False at the lower bound."""
@@ -146,9 +150,9 @@ class ReduceOnPlateau(Callback):
         if new_value >= old_value:
             return False
 
-        evaluations = "evaluation" if self._wait == 1 else "evaluations"
+        evaluations = "evaluation" if self._evaluations_without_improvement == 1 else "evaluations"
         best = f" on {self._best:.6g}" if self._best is not None else ""
-        reason = f"{self._metric} has not improved{best} in {self._wait} {evaluations}"
+        reason = f"{self._metric} has not improved{best} in {self._evaluations_without_improvement} {evaluations}"
         run.change(self._parameter, new_value, reason)
         return True
 
@@ -162,7 +166,7 @@ class ReduceOnPlateau(Callback):
         """Returns the counters and the best value of the evaluations up to this step."""
         return {
             "best": self._best,
-            "wait": self._wait,
+            "wait": self._evaluations_without_improvement,
             "cooldown": self._cooldown_counter,
             "last_step": self._last_step,
         }
@@ -170,7 +174,7 @@ class ReduceOnPlateau(Callback):
     def restore(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         self._best = state["best"]
-        self._wait = state["wait"]
+        self._evaluations_without_improvement = state["wait"]
         self._cooldown_counter = state["cooldown"]
         self._last_step = state["last_step"]
 

@@ -67,14 +67,15 @@ class SetAtSteps(Callback):
 
     def next_boundary(self, step: int) -> int | None:
         """Returns the next step of the list after `step`, or None."""
-        later_steps = (own_step for own_step in self._values_by_step if own_step > step)
+        later_steps = [own_step for own_step in self._values_by_step if own_step > step]
         return min(later_steps, default=None)
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Sets the value of this step, if the list contains the step."""
         del steps
         if run.step in self._values_by_step:
-            run.change(self._parameter, self._values_by_step[run.step], self.name)
+            value = self._values_by_step[run.step]
+            run.change(self._parameter, value, self.name)
 
 
 class SetByFunction(Callback):
@@ -121,7 +122,8 @@ class SetByFunction(Callback):
     def next_boundary(self, step: int) -> int | None:
         """Returns the next multiple of `every`."""
         assert self.every is not None
-        return (step // self.every + 1) * self.every
+        completed_periods = step // self.every
+        return (completed_periods + 1) * self.every
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Sets the value of this step, if it is a multiple of `every`."""
@@ -130,8 +132,9 @@ class SetByFunction(Callback):
             # An object that can be called has the name of its class.
             class_name = type(self._function).__qualname__
             function_name = getattr(self._function, "__qualname__", class_name)
-            value = float(self._function(run.step))
-            run.change(self._parameter, value, f"{self.name} {function_name}")
+            value = self._function(run.step)
+            reason = f"{self.name} {function_name}"
+            run.change(self._parameter, float(value), reason)
 
 
 def _resolve_step(run: Run, milestone: int | Duration) -> int:
@@ -157,20 +160,21 @@ def _parse_values(steps: object) -> dict[int | Duration, float]:
         contains a milestone twice.
     """
     values: dict[int | Duration, float] = {}
-    for pair in steps if isinstance(steps, Sequence) else [steps]:
+    pairs = steps if isinstance(steps, Sequence) else [steps]
+    for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise UsageError(
                 f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1],"
                 " [1000, 0.01]]"
             )
 
-        milestone = _parse_milestone(pair[0])
-        value = pair[1]
+        entry, value = pair
+        milestone = _parse_milestone(entry)
         # A bool is an int in Python.
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
             raise UsageError(
-                f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number"
+                f"set_at_steps: the value {value!r:.60} at step {entry} is not a finite number"
             )
         if milestone in values:
             raise UsageError(

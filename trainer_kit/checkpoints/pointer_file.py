@@ -23,7 +23,8 @@ def read_checkpoint_names(directory: str) -> list[str]:
 
     The checkpoints need not exist.
     """
-    return _LISTED.findall(_read_pointer_text(directory))
+    text = _read_pointer_text(directory)
+    return _LISTED.findall(text)
 
 
 def write_pointer(
@@ -48,15 +49,18 @@ def write_pointer(
             os.remove(path)
         return
     # The newest is named once more, in the first line.
-    listed_names = [names[-1], *names]
-    if text.endswith("\n") and _LISTED.findall(text) == listed_names:
+    newest_name = names[-1]
+    listed_names = [newest_name, *names]
+    is_whole = text.endswith("\n")
+    if is_whole and _LISTED.findall(text) == listed_names:
         return
 
     # TensorFlow's manager removes only checkpoints that were saved after the preserved time.
     save_times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
-    preserved_time = min(min(save_times), time.time()) - 1.0
+    earliest_time = min(*save_times, time.time())
+    preserved_time = earliest_time - 1.0
     lines = [
-        f'model_checkpoint_path: "{names[-1]}"',
+        f'model_checkpoint_path: "{newest_name}"',
         *(f'all_model_checkpoint_paths: "{name}"' for name in names),
         *(f"all_model_checkpoint_timestamps: {save_time!r}" for save_time in save_times),
         f"last_preserved_timestamp: {preserved_time!r}",

@@ -46,7 +46,8 @@ class Retention:
             return needed
         if isinstance(self._interval, int):
             return needed | first_of_each_interval(self._interval, steps)
-        return needed | first_of_each_period(self._folder, get_seconds(self._interval), steps)
+        seconds = get_seconds(self._interval)
+        return needed | first_of_each_period(self._folder, seconds, steps)
 
 
 def remove_old_checkpoints(
@@ -68,8 +69,13 @@ def remove_old_checkpoints(
     """
     checkpoints = complete_checkpoints(folder)
     own_steps = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
-    old_steps = own_steps[: max(0, len(own_steps) - keep)]
-    old_steps = [step for step in old_steps if not os.path.exists(f"{checkpoints[step]}.pin")]
+    old_count = max(0, len(own_steps) - keep)
+    old_steps = []
+    for step in own_steps[:old_count]:
+        pin_path = f"{checkpoints[step]}.pin"
+        if not os.path.exists(pin_path):
+            old_steps.append(step)
+
     protected_steps: set[int] = set()
     if retention is not None:
         protected_steps = retention.protected_steps(old_steps)
@@ -80,7 +86,8 @@ def remove_old_checkpoints(
         for step, prefix in checkpoints.items()
         if step not in old_steps or step in protected_steps
     }
-    write_pointer(folder, list(remaining.values()))
+    prefixes = list(remaining.values())
+    write_pointer(folder, prefixes)
     remove_checkpoints_except(folder, remaining, run_id)
 
 
@@ -107,7 +114,8 @@ def remove_checkpoints_except(folder: str, keep: Collection[int], run_id: str = 
         if parse_step(checkpoint) in keep:
             continue
         prefix = os.path.join(folder, checkpoint)
-        is_pinned = os.path.exists(f"{prefix}.pin")
+        pin_path = f"{prefix}.pin"
+        is_pinned = os.path.exists(pin_path)
         if not is_pinned and is_saved_by_run(prefix, run_id):
             remove_checkpoint(prefix)
 
@@ -139,13 +147,15 @@ def first_of_each_period(folder: str, seconds: float, steps: Sequence[int]) -> s
     selected_steps = set[int]()
     last_time = -float("inf")
     for step in sorted(steps):
-        prefix = os.path.join(folder, f"ckpt-{step}")
+        name = f"ckpt-{step}"
+        prefix = os.path.join(folder, name)
         index_path = f"{prefix}.index"
         if not os.path.exists(index_path):
             continue
         # A copy of the folder keeps the time in the record.
         record = read_commit_record(prefix) or {}
-        save_time = record.get("time") or os.path.getmtime(index_path)
+        recorded_time = record.get("time")
+        save_time = recorded_time or os.path.getmtime(index_path)
         if save_time >= last_time + seconds:
             selected_steps.add(step)
             last_time = save_time

@@ -70,8 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
     ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
 
     # The best evaluations of each dataset, and the folders where their weights may be.
-    rankings = list(ledgers.rank_evaluations(evaluations, choice).values())
-    shown = [evaluation for ranking in rankings for evaluation in ranking[: arguments.top or 1]]
+    rankings_by_dataset = ledgers.rank_evaluations(evaluations, choice)
+    rankings = list(rankings_by_dataset.values())
+    count = arguments.top or 1
+    shown: list[RecordedEvaluation] = []
+    for ranking in rankings:
+        shown += ranking[:count]
     best_dir = ledgers.find_best_dir(folder, settings, name)
     training_best_dir = ledgers.find_best_dir(folder, settings, ledgers.VALIDATION)
     best_dirs = [best_dir, training_best_dir]
@@ -115,8 +119,11 @@ def _show_named(
         criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric"
     )
 
-    rankings = list(ledgers.select_kept_evaluations(evaluations, criterion).values())
-    shown = [evaluation for ranking in rankings for evaluation in ranking[: arguments.top]]
+    rankings_by_dataset = ledgers.select_kept_evaluations(evaluations, criterion)
+    rankings = list(rankings_by_dataset.values())
+    shown: list[RecordedEvaluation] = []
+    for ranking in rankings:
+        shown += ranking[: arguments.top]
     choice = MetricChoice(criterion.metric, criterion.comparison)
     best_dir = ledgers.get_named_best_dir(folder, name, arguments.best)
     _print_evaluations(arguments, folder, choice, rankings, shown, [best_dir])
@@ -163,7 +170,8 @@ def _print_evaluations(
         }
         print(json.dumps(record, indent=2, allow_nan=False))
     else:
-        print_tables([_table(name, choice, evaluations, weights)], sys.stdout)
+        table = _table(name, choice, evaluations, weights)
+        print_tables([table], sys.stdout)
         print(verdict)
 
 

@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Best weights are in a folder of the run.
     folder, name = os.path.split(arguments.output)
     parents = (folder, os.path.dirname(folder))
-    is_in_run = any(os.path.exists(os.path.join(parent, "manifest.json")) for parent in parents)
+    manifest_paths = [os.path.join(parent, "manifest.json") for parent in parents]
+    is_in_run = any(map(os.path.exists, manifest_paths))
     if is_in_run and parse_checkpoint_name(f"{name}.index"):
         raise UsageError(
             f"--output: {arguments.output} would be taken for a checkpoint of the run; give another"

@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     if rows:
         title = f"{first.path} and {second.path}"
         headers = ["name", "difference", "detail"]
-        table = Table(title, headers, rows, left_aligned=frozenset(headers))
+        left_aligned = frozenset(headers)
+        table = Table(title, headers, rows, left_aligned=left_aligned)
         print_tables([table], sys.stdout)
     print(f"{equal} variables are equal, {len(rows)} differ")
     return ExitCode.DONE

@@ -33,13 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
     file = open_file(arguments.path)
     rows = []
     for name, shape in file.shapes.items():
-        rows.append([name, str(list(shape)), file.dtypes[name]])
+        shape_text = str(list(shape))
+        rows.append([name, shape_text, file.dtypes[name]])
     headers = ["name", "shape", "dtype"]
     left_aligned = frozenset(["name", "dtype"])
     table = Table(f"{file.path}, {file.kind}", headers, rows, left_aligned=left_aligned)
     print_tables([table], sys.stdout)
 
-    value_count = sum(map(math.prod, file.shapes.values()))
+    value_counts = map(math.prod, file.shapes.values())
+    value_count = sum(value_counts)
     print(f"{len(rows)} variables with {value_count:,} values")
     return ExitCode.DONE
 

@@ -44,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
 
     write_renamed(file, names, arguments.output)
-    renamed_count = sum(old_name != new_name for new_name, old_name in names.items())
+    renamed_count = 0
+    for new_name, old_name in names.items():
+        if new_name != old_name:
+            renamed_count += 1
     print(f"{arguments.output}: {renamed_count} of {len(names)} variables are renamed")
     return ExitCode.DONE

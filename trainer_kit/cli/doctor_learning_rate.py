@@ -60,12 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer_kit.training.rate_range import range_test_config, run_range_test
     from trainer_kit.training.trainer_creation import create_trainer
 
-    test_config = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
+    lowest = arguments.lowest
+    steps = arguments.steps
+    test_config = range_test_config(config, lowest, arguments.highest, steps)
     with tempfile.TemporaryDirectory() as folder, prepare_runtime(test_config).scope():
         task = task_type(test_config.task, logging_dir=folder)
         resolved, _ = resolve_lengths(test_config, task)
         trainer = create_trainer(resolved, task, evaluate=False)
-        rate_range = run_range_test(trainer, arguments.lowest, arguments.steps)
+        rate_range = run_range_test(trainer, lowest, steps)
 
     _print(rate_range)
     if arguments.picture:
@@ -88,9 +90,11 @@ def _check(arguments: argparse.Namespace) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     file_types = FigureCanvasBase.get_supported_filetypes()
-    suffix = os.path.splitext(arguments.picture)[1].lower()
+    _, ending = os.path.splitext(arguments.picture)
+    suffix = ending.lower()
     if suffix and suffix[1:] not in file_types:
-        formats = suggest_names(suffix, [f".{name}" for name in file_types])
+        suffixes = [f".{name}" for name in file_types]
+        formats = suggest_names(suffix, suffixes)
         raise UsageError(
             f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
         )
@@ -104,13 +108,17 @@ def _print(rate_range: RateRange) -> None:
     low = losses.min()
     high = losses.max()
     print(f"{'learning_rate':>13}  {'loss':>8}")
+    # The losses may all be equal.
+    height = high - low or 1.0
     interval = math.ceil(len(losses) / _LINES)
     for step in range(0, len(losses), interval):
         rate = rate_range.rates[step]
         loss = losses[step]
-        share = float((loss - low) / (high - low or 1.0))
-        bar = "#" * round(_WIDTH * share)
-        print(f"{rate:>13.2g}  {loss:>8.4g}  {bar}".rstrip())
+        share = float((loss - low) / height)
+        bar_width = round(_WIDTH * share)
+        bar = "#" * bar_width
+        line = f"{rate:>13.2g}  {loss:>8.4g}  {bar}"
+        print(line.rstrip())
 
     last_rate = f"{rate_range.rates[-1]:.2g}"
     if rate_range.ended_by:

@@ -116,7 +116,8 @@ def _run_with_kills(arguments: argparse.Namespace, base: Path) -> int:
     # The uninterrupted run shows how many steps and reports there are, and how long they take.
     uninterrupted_dir = base / "uninterrupted"
     killed_dir = base / "killed"
-    seconds = _run_to_end(_command(arguments, uninterrupted_dir), uninterrupted_dir)
+    command = _command(arguments, uninterrupted_dir)
+    seconds = _run_to_end(command, uninterrupted_dir)
     steps = _last_step(uninterrupted_dir)
     log = _get_log_path(uninterrupted_dir)
     reports = len(_REPORT.findall(log.read_bytes()))
@@ -139,10 +140,13 @@ def _run_with_kills(arguments: argparse.Namespace, base: Path) -> int:
         # After a share of the remaining steps, but not in the last two loops: the run would end
         # before the kill.
         last_step = _last_step(killed_dir)
-        remaining_steps = max(0, steps * (1 - 2 / max(reports, 1)) - last_step)
-        longest_share = 2 * remaining_steps / (arguments.kills - len(kills) + 1)
+        report_count = max(reports, 1)
+        last_kill_step = steps * (1 - 2 / report_count)
+        remaining_steps = max(0, last_kill_step - last_step)
+        remaining_kills = arguments.kills - len(kills)
+        longest_share = 2 * remaining_steps / (remaining_kills + 1)
         after_step = int(last_step + generator.uniform(0, longest_share))
-        delay = generator.uniform(0, seconds / max(reports, 1))
+        delay = generator.uniform(0, seconds / report_count)
         signals = _SIGNALS[arguments.signal]
         sent_signal = signals[len(kills) % len(signals)]
         command = _command(arguments, killed_dir)
@@ -225,7 +229,8 @@ def _kill_on_exit(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen
 def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int = 0) -> None:
     """Waits until the process has reported `step` or a later one, or has ended."""
     while process.poll() is None:
-        reports = _REPORT.findall(_get_log_path(folder).read_bytes())
+        log = _get_log_path(folder)
+        reports = _REPORT.findall(log.read_bytes())
         if reports and int(reports[-1]) >= step:
             return
         time.sleep(_POLL_SECONDS)
@@ -237,7 +242,8 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
     Returns:
       The step from which that process resumed, in a list. [] if its log does not show one.
     """
-    match = _START_PATTERN.search(_get_log_path(folder).read_text(errors="replace"))
+    log = _get_log_path(folder)
+    match = _START_PATTERN.search(log.read_text(errors="replace"))
     if not kills or not match:
         return []
     kill = kills[-1]
@@ -301,7 +307,8 @@ def _report_verdict(
 
 def _last_step(folder: Path) -> int:
     lines = files.read_json_lines(folder / "metrics.jsonl")
-    return max((int(line.get("step", 0)) for line in lines), default=0)
+    steps = [int(line.get("step", 0)) for line in lines]
+    return max(steps, default=0)
 
 
 def _get_log_path(folder: Path) -> Path:
@@ -310,7 +317,7 @@ def _get_log_path(folder: Path) -> Path:
 
 
 def _build_failure(code: int, folder: Path) -> DoctorError:
-    lines = _get_log_path(folder).read_text(errors="replace").splitlines()[-_MAX_SHOWN_LINES:]
-    return DoctorError(
-        f"the run ended with exit code {code}; its last lines:\n  " + "\n  ".join(lines)
-    )
+    log = _get_log_path(folder)
+    lines = log.read_text(errors="replace").splitlines()
+    last_lines = "\n  ".join(lines[-_MAX_SHOWN_LINES:])
+    return DoctorError(f"the run ended with exit code {code}; its last lines:\n  {last_lines}")

@@ -146,5 +146,5 @@ def _get_best_ids(
     """
     if choice is None:
         return set()
-    rankings = ledgers.rank_evaluations(evaluations, choice).values()
-    return {id(ranking[0]) for ranking in rankings}
+    rankings = ledgers.rank_evaluations(evaluations, choice)
+    return {id(ranking[0]) for ranking in rankings.values()}

@@ -83,8 +83,12 @@ def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
     for name, config_class in choice.branches().items():
         sentence = ""
         if name in choice.registry:
-            sentence = _get_first_line(choice.registry.lookup(name).build)
-        sentences[name] = sentence or get_first_sentence(read_class_summary(config_class))
+            entry = choice.registry.lookup(name)
+            sentence = _get_first_line(entry.build)
+        if not sentence:
+            summary = read_class_summary(config_class)
+            sentence = get_first_sentence(summary)
+        sentences[name] = sentence
     return sentences
 
 
@@ -97,7 +101,8 @@ def _callbacks() -> dict[str, str]:
 
 def _get_first_line(target: object) -> str:
     """Returns the first line of a docstring."""
-    lines: Sequence[str] = (inspect.getdoc(target) or "").splitlines()
+    text = inspect.getdoc(target) or ""
+    lines: Sequence[str] = text.splitlines()
     return lines[0] if lines else ""
 
 

@@ -76,10 +76,13 @@ class _Parser(argparse.ArgumentParser):
             r"(?:invalid choice: '|unrecognized arguments:.*? (?=--))([^'= ]+)", message
         )
         if match:
-            choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
+            _, _, choices_text = message.partition("choose from")
+            choices = re.findall(r"[\w-]+", choices_text)
             names = choices or re.findall(r"--\w+", self.format_help())
-            if similar_names := find_similar_names(match[1], names):
-                message = f"{message}; did you mean {' or '.join(similar_names)}?"
+            similar_names = find_similar_names(match[1], names)
+            if similar_names:
+                suggestion = " or ".join(similar_names)
+                message = f"{message}; did you mean {suggestion}?"
         super().error(message)
 
 
@@ -178,7 +181,9 @@ def _handle_broken_pipe(arguments: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             os.dup2(null_device, stream.fileno())
-    shows = arguments.verb not in ("check", "doctor") and not getattr(arguments, "output", "")
+    checks = arguments.verb in ("check", "doctor")
+    writes = getattr(arguments, "output", "")
+    shows = not checks and not writes
     return ExitCode.DONE if shows else 128 + signal.SIGPIPE
 
 

@@ -45,29 +45,37 @@ def run(arguments: argparse.Namespace) -> int:
     """
     resolved = resolve_arguments(arguments)
     experiment = get_experiment(arguments.experiment)
-    values = list_resolved_values(resolved, baseline=experiment if arguments.diff else None)
+    baseline = experiment if arguments.diff else None
+    values = list_resolved_values(resolved, baseline=baseline)
     defaults = flatten_values(experiment)
     if not values:
         print("every value is the experiment's default")
 
     selected_values = _select_values(values, arguments.paths)
     console = find_console(sys.stdout)
-    docs = read_docs_by_path(resolved.config) if arguments.paths or console else {}
+    shows_docs = arguments.paths or console
+    docs = read_docs_by_path(resolved.config) if shows_docs else {}
     assignments = [f"{path} = {value!r}" for path, value, _ in selected_values]
     # A longer assignment does not push all origins to the right.
-    width = min(max(map(len, assignments), default=0), 72)
+    longest = max(map(len, assignments), default=0)
+    width = min(longest, 72)
     for assignment, (path, _, origin) in zip(assignments, selected_values, strict=True):
         print(f"{assignment:<{width}}  # {origin}")
         if path in docs:
             doc = docs[path]
             texts = [doc.first_sentence]
             if arguments.paths:
-                default = format_value(defaults[path]) if path in defaults else doc.default
+                default = doc.default
+                if path in defaults:
+                    default = format_value(defaults[path])
+                default_text = default or "not set"
                 texts = [
                     doc.text,
-                    f"It takes {doc.allowed_values}; the default here is {default or 'not set'}.",
+                    f"It takes {doc.allowed_values}; the default here is {default_text}.",
                 ]
-            text_width = min(console.width, 100) if console else 100
+            text_width = 100
+            if console:
+                text_width = min(console.width, text_width)
             lines: list[str] = []
             for text in texts:
                 lines += textwrap.wrap(
@@ -89,12 +97,18 @@ def _select_values(values: Sequence[Value], paths: Sequence[str]) -> list[Value]
     """
     value_paths = [value_path for value_path, _, _ in values]
     for path in paths:
-        if not any(f"{value_path}.".startswith(f"{path}.") for value_path in value_paths):
-            sections = {value_path.rpartition(".")[0] for value_path in value_paths} - {""}
-            suggestion = suggest_names(path, [*value_paths, *sorted(sections)])
+        prefix = f"{path}."
+        if not any(f"{value_path}.".startswith(prefix) for value_path in value_paths):
+            sections = {value_path.rpartition(".")[0] for value_path in value_paths}
+            section_paths = sorted(sections - {""})
+            suggestion = suggest_names(path, [*value_paths, *section_paths])
             raise UsageError(f"{path}: there is no such value; {suggestion}")
     if not paths:
         return list(values)
-    return [
-        value for value in values if any(f"{value[0]}.".startswith(f"{path}.") for path in paths)
-    ]
+    prefixes = tuple(f"{path}." for path in paths)
+    selected_values = []
+    for value in values:
+        value_path = value[0]
+        if f"{value_path}.".startswith(prefixes):
+            selected_values.append(value)
+    return selected_values

@@ -105,7 +105,8 @@ def _table(folder: Path) -> Table:
         if heartbeat is not None:
             state = _describe_state(heartbeat)
             step = "" if heartbeat.step is None else str(heartbeat.step)
-        rows.append([os.path.relpath(path, folder), state, step])
+        run_name = os.path.relpath(path, folder)
+        rows.append([run_name, state, step])
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())
     return Table(

@@ -59,7 +59,8 @@ class Frame:
     @property
     def code(self) -> str:
         """The text of the line; "" if the file cannot be read."""
-        return linecache.getline(self.file, self.line).strip()
+        text = linecache.getline(self.file, self.line)
+        return text.strip()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}, in {self.function}"
@@ -72,7 +73,8 @@ def find_user_frames(error: BaseException) -> list[Frame]:
     frame, code of installed packages counts, except TensorFlow, Keras and the packages that they
     use, since a task may be installed. The list is empty if no frame counts.
     """
-    text_frames = parse_frames(get_error_message(error))
+    message = get_error_message(error)
+    text_frames = parse_frames(message)
     traceback_frames = list(_traceback_frames(error))
     for is_users in (is_user_file, _is_installed):
         for frames in (text_frames, traceback_frames):
@@ -100,7 +102,8 @@ def parse_frames(text: str) -> list[Frame]:
     """Returns the frames in the text of an error, the deepest last."""
     frames = []
     for file, line, name in _FRAME_PATTERN.findall(text):
-        frames.append(Frame(file, int(line), name))
+        frame = Frame(file, int(line), name)
+        frames.append(frame)
     return frames
 
 
@@ -123,9 +126,11 @@ def select_user_frames(stack: Iterable[Any]) -> list[Frame]:
 
 def caller_location(modules: Collection[str]) -> str:
     """Returns file and line of the code that called into `modules`; "" if it is not the user's."""
+    inner_modules = (__name__, *modules)
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
-        if frame.f_globals.get("__name__") not in (__name__, *modules):
+        module = frame.f_globals.get("__name__")
+        if module not in inner_modules:
             return f"{path}:{line}" if is_user_file(path) else ""
     return ""
 
@@ -141,9 +146,12 @@ def find_autograph_function(error: BaseException) -> str | None:
         for frame in _traceback_frames(error)
         if _AUTOGRAPH_FILE in frame.file or is_user_file(frame.file)
     ]
-    if not frames or _AUTOGRAPH_FILE not in frames[-1].file:
+    if not frames:
         return None
-    return frames[-1].function.removeprefix("tf__")
+    deepest = frames[-1]
+    if _AUTOGRAPH_FILE not in deepest.file:
+        return None
+    return deepest.function.removeprefix("tf__")
 
 
 def find_package_frames(error: BaseException) -> list[Frame]:
@@ -178,7 +186,8 @@ def get_error_message(error: BaseException) -> str:
 
 def _traceback_frames(error: BaseException) -> Iterator[Frame]:
     for frame, line in _walk(error):
-        yield Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+        code = frame.f_code
+        yield Frame(code.co_filename, line, code.co_name)
 
 
 def _walk(error: BaseException) -> Iterable[tuple[FrameType, int]]:
@@ -193,6 +202,6 @@ def _is_installed(file: str) -> bool:
     if not parts or file.startswith(_PACKAGE) or not os.path.isfile(file):
         return False
 
-    path_in_packages = file.rsplit(parts[0], 1)[1]
+    _, path_in_packages = file.rsplit(parts[0], 1)
     package = re.split(r"[/.]", path_in_packages, maxsplit=1)[0]
     return package not in _FRAMEWORKS

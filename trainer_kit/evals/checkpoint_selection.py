@@ -95,7 +95,8 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
     checkpoints = complete_checkpoints(model_dir)
     description = f"{model_dir} holds no checkpoint"
     if checkpoints:
-        description = f"there are the steps {', '.join(map(str, checkpoints))}"
+        steps = ", ".join(map(str, checkpoints))
+        description = f"there are the steps {steps}"
     # A Training job saves to a folder inside.
     inner = os.path.join(model_dir, "checkpoints")
     if not checkpoints and complete_checkpoints(inner):
@@ -120,9 +121,10 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
     is_prefix = tf.io.gfile.exists(f"{which}.index")
     step = which if is_prefix else which.removeprefix("ckpt-")
     if step.isdigit():
-        if int(step) not in checkpoints:
+        number = int(step)
+        if number not in checkpoints:
             raise UsageError(f"there is no checkpoint of step {step}: {description}")
-        return checkpoints[int(step)]
+        return checkpoints[number]
     if not is_prefix:
         raise UsageError(
             f"there is no checkpoint at {which}; "
@@ -148,20 +150,22 @@ def resolve_weights_path(path: str) -> str:
     if tf.io.gfile.exists(f"{path}.index"):
         return path
     if tf.io.gfile.isdir(path):
-        if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+        saved_model_path = os.path.join(path, "saved_model.pb")
+        if tf.io.gfile.exists(saved_model_path):
             return os.path.join(path, "variables", "variables")
         if prefix := find_folder_checkpoint(path):
             return prefix
         names = sorted(os.listdir(path)) if os.path.isdir(path) else []
-        raise UsageError(
-            f"{path} holds no checkpoint; it holds: {', '.join(names[:12]) or 'nothing'}"
-        )
+        contents = ", ".join(names[:12]) or "nothing"
+        raise UsageError(f"{path} holds no checkpoint; it holds: {contents}")
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
 
     # A remote folder is not searched for similar names.
     advice = ""
     if "://" not in path:
-        siblings = {_FILE.sub("", sibling.name) for sibling in Path(path).parent.glob("*")}
-        advice = f"; {suggest_paths(Path(path), sorted(siblings), 'files')}"
+        folder = Path(path).parent
+        siblings = {_FILE.sub("", sibling.name) for sibling in folder.glob("*")}
+        suggestion = suggest_paths(Path(path), sorted(siblings), "files")
+        advice = f"; {suggestion}"
     raise UsageError(f"there is no checkpoint {path}{advice}")

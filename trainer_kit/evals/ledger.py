@@ -125,23 +125,27 @@ class Ledger:
         Raises:
           StorageError: when the file cannot be written.
         """
+        evaluations = []
         if isinstance(seconds, Mapping):
-            evaluations = [
-                (name, {name: metrics[name]}, duration) for name, duration in seconds.items()
-            ]
+            for name, duration in seconds.items():
+                set_metrics = {name: metrics[name]}
+                evaluations.append((name, set_metrics, duration))
         else:
             (dataset,) = self._hashes
-            evaluations = [(dataset, dict(metrics), seconds)]
+            evaluations.append((dataset, dict(metrics), seconds))
 
         if self._recorded_metrics is None:
             self._recorded_metrics = _first_metrics(self.records())
 
         is_new = False
         for dataset, set_metrics, duration in evaluations:
-            values = _encode_metrics(remove_best_values(extract_scalars(set_metrics)))
-            key = (self.lineage, int(step), dataset, self._hashes[dataset])
+            scalars = extract_scalars(set_metrics)
+            values = _encode_metrics(remove_best_values(scalars))
+            config_hash = self._hashes[dataset]
+            key = (self.lineage, int(step), dataset, config_hash)
             if key in self._recorded_metrics:
-                self._warn_of_other_metrics(int(step), self._recorded_metrics[key], values)
+                recorded_values = self._recorded_metrics[key]
+                self._warn_of_other_metrics(int(step), recorded_values, values)
                 continue
 
             is_new = True
@@ -153,7 +157,7 @@ class Ledger:
                     "dataset": dataset,
                     "metrics": values,
                     "seconds": round(duration, 3),
-                    "config_hash": self._hashes[dataset],
+                    "config_hash": config_hash,
                     "lineage": self.lineage,
                 }
             )
@@ -174,7 +178,8 @@ class Ledger:
             return
 
         recorded_steps = {key[1] for key in self._recorded_metrics or ()}
-        lost_steps = sorted(recorded_steps - {record["step"] for record in self.records()})
+        remaining_steps = {record["step"] for record in self.records()}
+        lost_steps = sorted(recorded_steps - remaining_steps)
         listed_steps = ", ".join(map(str, lost_steps))
         if len(lost_steps) > _MAX_LISTED_STEPS:
             listed_steps = f"{lost_steps[0]} to {lost_steps[-1]}"
@@ -193,8 +198,9 @@ class Ledger:
         Raises:
           StorageError: when the file cannot be written.
         """
-        self._write({"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)})
-        self.lineage += 1
+        lineage = self.lineage + 1
+        self._write({"kind": REWIND, "lineage": lineage, "step": int(step)})
+        self.lineage = lineage
 
     def follow(
         self, path: str | os.PathLike[str], before_rewind: Callable[[int], None] = lambda _: None
@@ -225,8 +231,9 @@ class Ledger:
         if step is not None:
             before_rewind(step)
         for rewind in rewinds:
-            self._write({name: rewind[name] for name in ("kind", "lineage", "step")})
-            self.lineage = rewind["lineage"]
+            lineage = rewind["lineage"]
+            self._write({"kind": REWIND, "lineage": lineage, "step": rewind["step"]})
+            self.lineage = lineage
 
         self._followed_signature = signature
         return step
@@ -237,9 +244,11 @@ class Ledger:
         The file is read again only when another object has changed it.
         """
         signature = _signature(self.path)
-        if signature is None or signature != self._cached_records[0]:
-            self._cached_records = (signature, read_records(self.path))
-        return list(self._cached_records[1])
+        cached_signature, records = self._cached_records
+        if signature is None or signature != cached_signature:
+            records = read_records(self.path)
+            self._cached_records = (signature, records)
+        return list(records)
 
     def _write(self, record: dict[str, Any]) -> None:
         """Appends a line without reading the earlier ones again, since a long run has many."""
@@ -249,10 +258,9 @@ class Ledger:
         if self._recorded_metrics and not os.path.isdir(folder):
             raise StorageError(f"{self.path} cannot be written: {folder} was moved or removed")
         files.append_json_line(self.path, record, point="ledger")
-        self._cached_records = (
-            _signature(self.path),
-            [*earlier_records, _decode_record(record)],
-        )
+        signature = _signature(self.path)
+        records = [*earlier_records, _decode_record(record)]
+        self._cached_records = (signature, records)
 
     def read_extent(self, step: int) -> tuple[int, int]:
         """Returns how far the evaluations that count reach before `step`.
@@ -260,9 +268,12 @@ class Ledger:
         Returns:
           The number of these evaluations and their last step, or (0, -1) if there is none.
         """
-        steps = [record["step"] for record in _iterate_active_records(self.records())]
-        earlier_steps = [evaluated_step for evaluated_step in steps if evaluated_step < step]
-        return len(earlier_steps), max(earlier_steps, default=-1)
+        earlier_steps = []
+        for record in _iterate_active_records(self.records()):
+            if record["step"] < step:
+                earlier_steps.append(record["step"])
+        last_step = max(earlier_steps, default=-1)
+        return len(earlier_steps), last_step
 
     def find_rewind_step(self, lineage: int) -> int | None:
         """Returns the earliest step that the run has gone back to since a lineage.
@@ -297,11 +308,13 @@ class Ledger:
         """
         metrics_by_step: dict[int, dict[str, Any]] = {}
         sets_by_step: dict[int, set[str]] = {}
+        first_set = next(iter(self._hashes))
         for record in self.get_current_evaluations():
             step = record["step"]
-            dataset = record.get("dataset") or next(iter(self._hashes))
-            metrics_by_step.setdefault(step, {}).update(record["metrics"])
-            sets_by_step.setdefault(step, set()).add(dataset)
+            metrics = metrics_by_step.setdefault(step, {})
+            metrics.update(record["metrics"])
+            sets = sets_by_step.setdefault(step, set())
+            sets.add(record.get("dataset") or first_set)
 
         return {
             step: metrics
@@ -326,9 +339,8 @@ class Ledger:
     def get_active_evaluations(self) -> list[Evaluation]:
         """Returns the evaluations that count, on this data and with any config, in their order."""
         datasets = (None, *self._hashes)
-        records = [
-            record for record in active_records(self.records()) if record.get("dataset") in datasets
-        ]
+        all_records = active_records(self.records())
+        records = [record for record in all_records if record.get("dataset") in datasets]
         # `read_records` has checked the keys.
         return cast("list[Evaluation]", records)
 
@@ -339,7 +351,10 @@ class Ledger:
         old_values = {name: str(value) for name, value in _flatten_metrics(before)}
         new_values = {name: str(value) for name, value in _flatten_metrics(now)}
         names = {**old_values, **new_values}
-        changed_names = [name for name in names if old_values.get(name) != new_values.get(name)]
+        changed_names = []
+        for name in names:
+            if old_values.get(name) != new_values.get(name):
+                changed_names.append(name)
         if self._has_warned or not changed_names:
             return
 
@@ -363,15 +378,21 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Lines that a crash cut are left out. Unknown keys are kept. A record without a lineage has
     lineage 0. The result is empty if there is no file.
     """
-    return [_decode_record(record) for record in files.read_json_lines(path) if _is_record(record)]
+    lines = files.read_json_lines(path)
+    return [_decode_record(line) for line in lines if _is_record(line)]
 
 
 def read_sidecar_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the records of sidecars, which are those of all other ledgers beside `path`."""
-    folder, name = os.path.split(os.path.abspath(path))
-    ledger_paths = set(glob.glob(f"{glob.escape(folder)}/*.jsonl"))
-    sidecar_paths = sorted(ledger_paths - {os.path.join(folder, name)})
-    return [record for sidecar_path in sidecar_paths for record in read_records(sidecar_path)]
+    own_path = os.path.abspath(path)
+    folder = glob.escape(os.path.dirname(own_path))
+    ledger_paths = glob.glob(f"{folder}/*.jsonl")
+
+    records = []
+    for ledger_path in sorted(ledger_paths):
+        if ledger_path != own_path:
+            records += read_records(ledger_path)
+    return records
 
 
 def active_records(records: Iterable[_Record]) -> list[_Record]:
@@ -380,7 +401,8 @@ def active_records(records: Iterable[_Record]) -> list[_Record]:
     Args:
       records: The evaluations and rewinds that `read_records` returns.
     """
-    return [copy.copy(record) for record in _iterate_active_records(list(records))]
+    active = _iterate_active_records(list(records))
+    return [copy.copy(record) for record in active]
 
 
 def _iterate_active_records(records: Sequence[_Record]) -> Iterator[_Record]:
@@ -411,10 +433,14 @@ def merge_validation_sets(evaluations: Iterable[Evaluation]) -> list[Evaluation]
         step = record["step"]
         metrics = record["metrics"]
         # The metrics of one of several sets are grouped by its name.
-        if list(metrics) != [record.get("dataset")]:
+        names = list(metrics)
+        if names != [record.get("dataset")]:
             merged.append(record)
-        elif step in newest and newest[step].keys().isdisjoint(metrics):
-            newest[step].update(metrics)
+            continue
+
+        step_metrics = newest.get(step)
+        if step_metrics is not None and step_metrics.keys().isdisjoint(metrics):
+            step_metrics.update(metrics)
         else:
             newest[step] = dict(metrics)
             merged.append({"step": step, "metrics": newest[step]})
@@ -438,7 +464,8 @@ def remove_best_values(logs: Mapping[str, object]) -> dict[str, Any]:
     """
     results = {}
     for name, value in logs.items():
-        if name.removeprefix("best_") in logs.keys() - {name}:
+        metric = name.removeprefix("best_")
+        if metric != name and metric in logs:
             continue
         results[name] = remove_best_values(value) if isinstance(value, Mapping) else value
     return results
@@ -463,7 +490,8 @@ def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...]
                 record.get("dataset"),
                 record.get("config_hash"),
             )
-            metrics_by_key.setdefault(key, _encode_metrics(record["metrics"]))
+            metrics = _encode_metrics(record["metrics"])
+            metrics_by_key.setdefault(key, metrics)
     return metrics_by_key
 
 
@@ -478,7 +506,9 @@ def _is_record(record: Mapping[str, object]) -> bool:
 
     if record.get("kind") == REWIND:
         return True
-    return "kind" not in record and isinstance(record.get("metrics"), dict)
+    if "kind" in record:
+        return False
+    return isinstance(record.get("metrics"), dict)
 
 
 def _decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -486,7 +516,8 @@ def _decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
     if record.get("kind") == REWIND:
         return decoded
     # Earlier releases recorded the best value.
-    metrics = remove_best_values(_decode_metrics(record["metrics"]))
+    metrics = _decode_metrics(record["metrics"])
+    metrics = remove_best_values(metrics)
     return {**decoded, "metrics": metrics}
 
 
@@ -498,7 +529,9 @@ def _decode_metrics(metrics: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _flatten_metrics(metrics: Mapping[str, object]) -> list[tuple[str, float]]:
-    return list(flatten_scalars(_decode_metrics(metrics), "|").items())
+    decoded = _decode_metrics(metrics)
+    scalars = flatten_scalars(decoded, "|")
+    return list(scalars.items())
 
 
 def _encode_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

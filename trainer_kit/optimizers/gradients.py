@@ -89,7 +89,8 @@ def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     """
     values = []
     for gradient in gradients:
-        values.append(tf.cast(_values(gradient), tf.float32))
+        gradient_values = _values(gradient)
+        values.append(tf.cast(gradient_values, tf.float32))
     return tf.linalg.global_norm(values)
 
 
@@ -104,7 +105,8 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     if clipping.global_clipnorm is not None:
         # The factor is 1 for norms within the bound, and no norm is divided by 0.
         bound = clipping.global_clipnorm
-        divisor = tf.maximum(global_norm(clipped), bound)
+        norm = global_norm(clipped)
+        divisor = tf.maximum(norm, bound)
         factor = bound / divisor
         clipped = [scale_gradient(gradient, factor) for gradient in clipped]
 
@@ -191,7 +193,8 @@ def apply_gradients(
         with tf.init_scope():
             optimizer.build(all_variables)
 
-    gradients = _with_unique_rows([gradient for gradient, _ in present])
+    gradients = [gradient for gradient, _ in present]
+    gradients = _with_unique_rows(gradients)
     variables = [variable for _, variable in present]
 
     if on_gradients is not None:
@@ -201,7 +204,8 @@ def apply_gradients(
         if scale is not None:
             inverse = 1.0 / float(scale)
             unscaled = [scale_gradient(gradient, inverse) for gradient in gradients]
-        on_gradients(list(zip(unscaled, variables, strict=True)))
+        unscaled_pairs = zip(unscaled, variables, strict=True)
+        on_gradients(list(unscaled_pairs))
 
     update_variables(optimizer, gradients, variables)
 
@@ -229,7 +233,8 @@ def update_variables(
     """
     # An optimizer around another one unscales first, then clips as its inner optimizer says.
     if hasattr(optimizer, "inner_optimizer"):
-        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        pairs = list(zip(gradients, variables, strict=True))
+        optimizer.apply_gradients(pairs)
     else:
         clip_and_apply(optimizer, gradients, variables)
 
@@ -241,7 +246,8 @@ def clip_and_apply(
 
     No gradient is None.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
     process = getattr(optimizer, "gradient_processing", None)
     norms = getattr(optimizer, "gradient_norms", None)
 
@@ -255,10 +261,11 @@ def clip_and_apply(
                 bounds[field.name] = getattr(optimizer, field.name, None)
         clipping = Clipping(**bounds)
     changes = clipping.is_active or process
+    needs_sum = changes or norms is not None
 
     summed = list(gradients)
     # Keras would clip before it sums, so that 1 and 2 replicas would differ by 1e-2.
-    if replicas > 1 and (changes or norms is not None):
+    if replicas > 1 and needs_sum:
         context = tf.distribute.get_replica_context()
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, summed)
     if norms is not None:
@@ -306,13 +313,15 @@ def _apply_in_order(
 
     # Inside a merge_call Keras sums nothing, and joins nothing. Outside, 1 start in 30 to 200 of a
     # GAN differed in its last digits, and here none of 150.
-    tf.distribute.get_replica_context().merge_call(apply)
+    context = tf.distribute.get_replica_context()
+    context.merge_call(apply)
 
 
 def scale_gradient(gradient: Gradient, factor: FloatLike) -> Gradient:
     """Returns `gradient` times a scalar, in the gradient's dtype and form."""
     values = _values(gradient)
-    scaled = values * tf.cast(factor, values.dtype)
+    factor = tf.cast(factor, values.dtype)
+    scaled = values * factor
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(scaled, gradient.indices, gradient.dense_shape)
     return scaled
@@ -346,7 +355,8 @@ def _drop_missing_gradients(pairs: Sequence[Pair]) -> list[tuple[Gradient, Varia
 def _with_unique_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Returns gradients in which no index has two rows: rows for the same index are summed."""
     # Keras would concatenate the rows of several replicas, so these become dense tensors.
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     results: list[Gradient] = []

@@ -72,9 +72,12 @@ class _AdafactorOfAnyModel(keras.optimizers.Adafactor):
         # gives variables names such as "a/b:0".
         flat_variables = []
         for variable in variables:
-            if isinstance(variable, tf.Variable) and "/" in variable.name:
-                name = variable_path(variable).replace("/", "_")
-                variable = keras.Variable(variable, name=name, trainable=variable.trainable)
+            is_native = isinstance(variable, tf.Variable)
+            if is_native and "/" in variable.name:
+                path = variable_path(variable)
+                name = path.replace("/", "_")
+                trainable = variable.trainable
+                variable = keras.Variable(variable, name=name, trainable=trainable)
             flat_variables.append(variable)
         super().build(flat_variables)
 
@@ -102,8 +105,9 @@ class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
         """
         for variable in variables:
             if not isinstance(variable, keras.Variable):
+                path = variable_path(variable)
                 raise UsageError(
-                    f"optimizer.type=muon is for models of Keras 3, and {variable_path(variable)}"
+                    f"optimizer.type=muon is for models of Keras 3, and {path}"
                     " is a tf.Variable; choose another optimizer, such as adamw"
                 )
         super().build(variables)

@@ -79,7 +79,8 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
             adapted = [self.adaptation_rule.applies_to(path) for path in paths]
             self.is_adapted = PerVariable(tuple(adapted))
             # For the same rule, weight decay has warned already.
-            if not self.weight_decay or self.adaptation_rule != self.decay_rule:
+            is_same_rule = self.adaptation_rule == self.decay_rule
+            if not self.weight_decay or not is_same_rule:
                 self.adaptation_rule.warn_about_unused_patterns(paths, "layer adaptation")
 
     def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
@@ -94,14 +95,16 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
         if weight_decay:
             summand += weight_decay * variable
         if self.classic_momentum:
-            summand *= rate * self._trust(variable, summand)
+            trust = self._trust(variable, summand)
+            summand *= rate * trust
 
         velocity = self.momentum * velocity + summand
         update = velocity
         if self.nesterov:
             update = self.momentum * velocity + summand
         if not self.classic_momentum:
-            update *= rate * self._trust(variable, update)
+            trust = self._trust(variable, update)
+            update *= rate * trust
 
         self.assign(slot, velocity)
         self.assign_sub(variable, update)
@@ -110,13 +113,16 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
         """Returns the trust ratio, the factor of the step: eeta * |weight| / |step|, else 1."""
         if not self.is_adapted.get_value(self, variable):
             return 1.0
-        weight_norm = tf.norm(tf.convert_to_tensor(variable))
+        weight = tf.convert_to_tensor(variable)
+        weight_norm = tf.norm(weight)
         step_norm = tf.norm(step)
         has_ratio = (weight_norm > 0) & (step_norm > 0)
         ratio = tf.math.divide_no_nan(weight_norm, step_norm)
-        return tf.where(has_ratio, self.eeta * ratio, 1.0)
+        trust = self.eeta * ratio
+        return tf.where(has_ratio, trust, 1.0)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         adaptation_rule = dataclasses.asdict(self.adaptation_rule)
-        return {**super().get_config(), "adaptation_rule": adaptation_rule}
+        config = super().get_config()
+        return {**config, "adaptation_rule": adaptation_rule}

@@ -90,7 +90,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self.built:
             self.build(all_variables)
 
-        inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)
+        scale = tf.convert_to_tensor(self.dynamic_scale)
+        inverse = 1.0 / scale
         pairs = [
             (gradient, variable)
             for gradient, variable in zip(grads, all_variables, strict=True)
@@ -110,7 +111,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 return tf.constant(True)
 
             # All replicas have the same value.
-            finite = strategy.experimental_local_results(finite)[0]
+            local_values = strategy.experimental_local_results(finite)
+            finite = local_values[0]
             # The branch is in cross-replica context: TensorFlow forbids a branch of one replica in
             # which replicas meet.
             tf.cond(finite, step, lambda: tf.constant(False))
@@ -122,7 +124,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "dynamic": self.is_dynamic}
+        config = super().get_config()
+        return {**config, "dynamic": self.is_dynamic}
 
     def _adapt(self, finite: tf.Tensor) -> None:
         """Halves the scale after a step that was not finite, doubles it after enough that were."""
@@ -130,13 +133,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
 
         scale = tf.convert_to_tensor(self.dynamic_scale)
-        counted_steps = tf.convert_to_tensor(self.step_counter) + 1
+        counted_steps = tf.convert_to_tensor(self.step_counter)
+        counted_steps += 1
         good_steps = tf.where(finite, counted_steps, 0)
 
-        # Twice the scale may be infinite.
         is_due = good_steps >= self.dynamic_growth_steps
-        grows = is_due & tf.math.is_finite(2.0 * scale)
-        grown = tf.where(grows, 2.0 * scale, scale)
+        # Twice the scale may be infinite.
+        doubled = 2.0 * scale
+        grows = is_due & tf.math.is_finite(doubled)
+        grown = tf.where(grows, doubled, scale)
         halved = tf.maximum(scale / 2.0, 1.0)
         new_scale = tf.where(finite, grown, halved)
         self.dynamic_scale.assign(new_scale)
@@ -150,8 +155,10 @@ def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns whether the gradients of all replicas are finite, the same bool scalar on each."""
     not_finite = []
     for gradient in gradients:
-        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        is_finite = tf.reduce_all(tf.math.is_finite(values))
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        values = gradient.values if is_sparse else gradient
+        are_finite = tf.math.is_finite(values)
+        is_finite = tf.reduce_all(are_finite)
         not_finite.append(tf.cast(~is_finite, tf.float32))
 
     context = tf.distribute.get_replica_context()

@@ -134,7 +134,8 @@ class MovingAverage:
         for section in configs:
             if section not in self._configs:
                 self._configs.append(section)
-        self.weights_to_evaluate = tuple(configs[0].evaluate)
+        first_config = configs[0]
+        self.weights_to_evaluate = tuple(first_config.evaluate)
         self._strategy = tf.distribute.get_strategy()
 
         keys = average_keys(variables)
@@ -151,8 +152,10 @@ class MovingAverage:
         self._exchange_functions: dict[str, Callable[[], None]] = {}
         self._copy_functions: dict[str, Callable[[], None]] = {}
         for name in self.names:
-            self._exchange_functions[name] = self._in_graph(self._swap_average_and_weights, name)
-            self._copy_functions[name] = self._in_graph(self._set_average_to_weights, name)
+            exchange_function = self._in_graph(self._swap_average_and_weights, name)
+            copy_function = self._in_graph(self._set_average_to_weights, name)
+            self._exchange_functions[name] = exchange_function
+            self._copy_functions[name] = copy_function
 
     @property
     def names(self) -> list[str]:
@@ -213,7 +216,9 @@ class MovingAverage:
           names: The names of the averages. None: all.
           keys: The keys of the variables. None: all.
         """
-        for name in self.names if names is None else names:
+        if names is None:
+            names = self.names
+        for name in names:
             if keys is None:
                 self._copy_functions[name]()
             else:
@@ -254,13 +259,15 @@ class MovingAverage:
         return averages
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
-        return tf.function(functools.partial(function, name), autograph=False)
+        bound_function = functools.partial(function, name)
+        return tf.function(bound_function, autograph=False)
 
     def _move_each(
         self, strategy: tf.distribute.Strategy, decays: Sequence[Sequence[FloatLike]]
     ) -> None:
         for averaged in self._averaged_variables:
-            first, *others = averaged.averages.values()
+            averages = averaged.averages.values()
+            first, *others = averages
             value = _merge_replica_values(averaged.source)
             variable_decays = decays[averaged.config_index]
             arguments = (others, value, variable_decays)
@@ -269,8 +276,9 @@ class MovingAverage:
     def _set_average_to_weights(self, name: str, keys: Collection[str] | None = None) -> None:
         with self._strategy.scope():
             for averaged in self._averaged_variables:
+                has_average = name in averaged.averages
                 is_selected = keys is None or averaged.key in keys
-                if name not in averaged.averages or not is_selected:
+                if not has_average or not is_selected:
                     continue
                 average = averaged.averages[name]
                 value = _merge_replica_values(averaged.source)
@@ -293,16 +301,20 @@ def _decays(config: EMAConfig) -> dict[str, float]:
 def _decays_at(config: EMAConfig, step: IntLike) -> Sequence[FloatLike]:
     """Returns the decay of each average at a step."""
     # Decays that never change are numbers, so that no step computes them.
-    constant_decays = list(_decays(config).values())
+    decays_by_name = _decays(config)
+    constant_decays = list(decays_by_name.values())
     if not config.dynamic_decay and config.start_step == 0:
         return constant_decays
 
     start_step = float(config.start_step)
-    averaged_steps = tf.cast(step, tf.float32) - start_step
+    averaged_steps = tf.cast(step, tf.float32)
+    averaged_steps -= start_step
     decays = [tf.constant(decay, tf.float32) for decay in constant_decays]
 
     if config.dynamic_decay:
-        largest = (1.0 + averaged_steps) / (10.0 + averaged_steps)
+        numerator = 1.0 + averaged_steps
+        denominator = 10.0 + averaged_steps
+        largest = numerator / denominator
         decays = [tf.minimum(decay, largest) for decay in decays]
 
     if config.start_step != 0:
@@ -318,13 +330,16 @@ def _move(
 ) -> None:
     """Moves the averages of one variable on one replica; the variable is read once."""
     value = tf.convert_to_tensor(value)
-    for average, decay in zip([first, *others], decays, strict=True):
+    averages = [first, *others]
+    for average, decay in zip(averages, decays, strict=True):
         share = tf.cast(decay, value.dtype)
-        average.assign(value + share * (average - value))
+        difference = average - value
+        average.assign(value + share * difference)
 
 
 def _copy(average: tf.Variable, value: tf.Tensor | tf.Variable) -> None:
-    average.assign(tf.convert_to_tensor(value))
+    tensor = tf.convert_to_tensor(value)
+    average.assign(tensor)
 
 
 def exchange(
@@ -363,7 +378,8 @@ def unique_names(paths: Sequence[str]) -> list[str]:
     repetitions: dict[str, int] = {}
     names = []
     for path in paths:
-        number = repetitions.get(path, -1) + 1
-        repetitions[path] = number
-        names.append(f"{path}_{number}" if number else path)
+        number = repetitions.get(path, 0)
+        repetitions[path] = number + 1
+        name = f"{path}_{number}" if number else path
+        names.append(name)
     return names

@@ -28,7 +28,8 @@ class PerVariable(Generic[Value]):
 
     def get_value(self, optimizer: keras.Optimizer, variable: Variable) -> Value:
         """Returns the value of `variable`; also of a replica's part of it, inside `update_step`."""
-        return self.values[get_variable_index(optimizer, variable)]
+        index = get_variable_index(optimizer, variable)
+        return self.values[index]
 
 
 def native_variable(variable: Variable) -> tf.Variable:
@@ -61,7 +62,8 @@ def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[st
     """
     parts: set[str] = set()
     for path in paths:
-        parts |= {path, *path.split("/")}
+        parts.add(path)
+        parts.update(path.split("/"))
 
     # The words of a pattern are what is between its special characters.
     similar_parts: set[str] = set()
@@ -71,9 +73,11 @@ def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[st
 
     similar = []
     for path in paths:
-        if path in similar_parts or not similar_parts.isdisjoint(path.split("/")):
+        path_parts = {path, *path.split("/")}
+        if path_parts & similar_parts:
             similar.append(path)
-    return list(similar or paths)[:limit]
+    listed_paths = list(similar or paths)
+    return listed_paths[:limit]
 
 
 def check_patterns(
@@ -92,7 +96,8 @@ def check_patterns(
     """
     for pattern in patterns:
         if not is_found(pattern, paths):
-            near = ", ".join(similar_paths(pattern, paths))
+            near_paths = similar_paths(pattern, paths)
+            near = ", ".join(near_paths)
             raise UsageError(
                 f"{option}: no variable of {owner} matches {pattern!r}; similar ones are: {near}"
             )
@@ -115,7 +120,8 @@ class SlotOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        slots_by_name = self.add_optimizer_variables(variables, list(self.slot_names))
+        slot_names = list(self.slot_names)
+        slots_by_name = self.add_optimizer_variables(variables, slot_names)
         self.slots = [list(slots) for slots in slots_by_name]
 
     def get_slots(self, variable: Variable) -> list[keras.Variable]:

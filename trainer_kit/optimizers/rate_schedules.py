@@ -34,7 +34,8 @@ class FunctionSchedule(Schedule):
 
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        return tf.cast(self.function(step), tf.float32)
+        rate = self.function(step)
+        return tf.cast(rate, tf.float32)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -79,7 +80,8 @@ class WithOffset(Schedule):
     def from_config(cls, config: dict[str, Any]) -> WithOffset:
         """Returns the schedule that `get_config` describes."""
         schedule = keras.optimizers.schedules.deserialize(config["schedule"])
-        return cls(**{**config, "schedule": schedule})
+        arguments = {**config, "schedule": schedule}
+        return cls(**arguments)
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -94,7 +96,8 @@ class PowerDecay(Schedule):
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         step = tf.cast(step, tf.float32)
-        return self.initial_learning_rate * _power(step, self.power)
+        power = _power(step, self.power)
+        return self.initial_learning_rate * power
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -136,7 +139,8 @@ class PowerAndLinearDecay(Schedule):
         rate = self.initial_learning_rate * power
         linear_steps = self.total_decay_steps * self.linear_decay_fraction
         if linear_steps > 0:
-            remaining_share = (self.total_decay_steps - step) / linear_steps
+            remaining_steps = self.total_decay_steps - step
+            remaining_share = remaining_steps / linear_steps
             rate *= tf.clip_by_value(remaining_share, 0.0, 1.0)
         return rate
 
@@ -170,7 +174,8 @@ class PowerDecayWithOffset(Schedule):
         """Returns the learning rate at `step`."""
         own_step = tf.convert_to_tensor(step) - self.offset
         own_step = tf.cast(own_step, tf.float32)
-        rate = self.initial_learning_rate * _power(own_step, self.power)
+        power = _power(own_step, self.power)
+        rate = self.initial_learning_rate * power
 
         largest = self.pre_offset_learning_rate
         rate = tf.minimum(rate, largest)
@@ -212,21 +217,28 @@ class StepCosineDecay(Schedule):
         """Returns the learning rate at `step`."""
         step = tf.cast(step, tf.float32)
         rate = tf.constant(self.values[0], tf.float32)
-        for index in range(len(self.boundaries) - 1):
+        piece_count = len(self.boundaries) - 1
+        for index in range(piece_count):
             start = self.boundaries[index]
             end = self.boundaries[index + 1]
 
             # Before a first boundary above 0 no step of the first cosine has passed.
             steps_since = step - start
             if index == 0:
-                steps_since = tf.maximum(steps_since, tf.minimum(step, 0.0))
+                least_steps = tf.minimum(step, 0.0)
+                steps_since = tf.maximum(steps_since, least_steps)
 
-            angle = math.pi * steps_since / (end - start)
-            fraction = (1.0 + tf.cos(angle)) / 2.0
+            length = end - start
+            angle = math.pi * steps_since / length
+            cosine = tf.cos(angle)
+            fraction = (1.0 + cosine) / 2.0
             start_value = self.values[index]
             end_value = self.values[index + 1]
-            piece = end_value + (start_value - end_value) * fraction
-            rate = tf.where(step >= start, piece, rate) if index else piece
+            height = start_value - end_value
+            piece = end_value + height * fraction
+            if index > 0:
+                piece = tf.where(step >= start, piece, rate)
+            rate = piece
 
         last_boundary = self.boundaries[-1]
         last_value = self.values[-1]
@@ -272,7 +284,9 @@ class OneCycle(Schedule):
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         step = tf.cast(step, tf.float32)
-        step = tf.clip_by_value(step, 0.0, float(self.total_steps))
+        last_step = float(self.total_steps)
+        step = tf.clip_by_value(step, 0.0, last_step)
+
         highest = self.max_learning_rate
         peak = self.pct_start * self.total_steps
         first = highest / self.div_factor
@@ -281,14 +295,17 @@ class OneCycle(Schedule):
         rise_fraction = step / peak if peak > 0 else tf.ones_like(step)
         if self.rise == "cosine":
             angle = math.pi * rise_fraction
-            rise_fraction = (1.0 - tf.cos(angle)) / 2.0
-        rising = first + (highest - first) * rise_fraction
+            cosine = tf.cos(angle)
+            rise_fraction = (1.0 - cosine) / 2.0
+        rise = highest - first
+        rising = first + rise * rise_fraction
 
         # With pct_start=1 the rate does not fall, and the number of steps is 0.
         fall_steps = max(self.total_steps - peak, 1e-9)
         fall_fraction = (step - peak) / fall_steps
         angle = math.pi * fall_fraction
-        height = (highest - last) * (1.0 + tf.cos(angle))
+        cosine = tf.cos(angle)
+        height = (highest - last) * (1.0 + cosine)
         falling = last + height / 2.0
         return tf.where(step <= peak, rising, falling)
 
@@ -307,7 +324,8 @@ class OneCycle(Schedule):
 
 def _power(step: tf.Tensor, power: float) -> tf.Tensor:
     # Step 0 has no negative power.
-    return tf.pow(tf.maximum(step, 1.0), power)
+    base = tf.maximum(step, 1.0)
+    return tf.pow(base, power)
 
 
 class _Warmup(Schedule):
@@ -322,13 +340,15 @@ class _Warmup(Schedule):
         self.warmup_steps = warmup_steps
         # In a graph the rate would be a tensor without a value.
         with tf.init_scope():
-            self.target_rate = float(_value(after, warmup_steps))
+            target_rate = _value(after, warmup_steps)
+            self.target_rate = float(target_rate)
 
     def _then_after(self, rising: tf.Tensor, step: IntLike) -> tf.Tensor:
         """Returns `rising` below warmup_steps, else the value of `after` at `step`."""
         step = tf.convert_to_tensor(step)
         rate = _value(self.after, step)
-        return tf.where(step < self.warmup_steps, rising, rate)
+        is_rising = step < self.warmup_steps
+        return tf.where(is_rising, rising, rate)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -362,12 +382,15 @@ class LinearWarmup(_Warmup):
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         part = tf.cast(step, tf.float32) / self.warmup_steps
-        rise = part * (self.target_rate - self.warmup_learning_rate)
-        return self._then_after(self.warmup_learning_rate + rise, step)
+        height = self.target_rate - self.warmup_learning_rate
+        rise = part * height
+        rising = self.warmup_learning_rate + rise
+        return self._then_after(rising, step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "warmup_learning_rate": self.warmup_learning_rate}
+        config = super().get_config()
+        return {**config, "warmup_learning_rate": self.warmup_learning_rate}
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -381,14 +404,17 @@ class PolynomialWarmup(_Warmup):
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         # Step 0 has the rate of step 1.
-        counted_step = tf.maximum(tf.cast(step, tf.float32), 1.0)
+        counted_step = tf.cast(step, tf.float32)
+        counted_step = tf.maximum(counted_step, 1.0)
         part = counted_step / self.warmup_steps
-        rising = self.target_rate * tf.pow(part, self.power)
+        power = tf.pow(part, self.power)
+        rising = self.target_rate * power
         return self._then_after(rising, step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "power": self.power}
+        config = super().get_config()
+        return {**config, "power": self.power}
 
 
 def _value(rate: Schedule | float, step: IntLike) -> tf.Tensor:

@@ -21,12 +21,14 @@ from trainer_kit.process.run_directory import FINETUNE
 
 def get_finetune_dir(model_dir: str, step: int) -> str:
     """Returns the folder of the run that begins with the checkpoint of `step`."""
-    return os.path.join(model_dir, f"{FINETUNE}{step}")
+    name = f"{FINETUNE}{step}"
+    return os.path.join(model_dir, name)
 
 
 def get_metrics_path(model_dir: str, step: int) -> str:
     """Returns the path of the metrics of `step`, which is finished when the file exists."""
-    return os.path.join(model_dir, f"metrics-{step}.json")
+    name = f"metrics-{step}.json"
+    return os.path.join(model_dir, name)
 
 
 def list_finished_steps(model_dir: str) -> list[int]:
@@ -36,11 +38,12 @@ def list_finished_steps(model_dir: str) -> list[int]:
 
 def list_unfinished_steps(model_dir: str) -> list[int]:
     """Returns the steps whose runs have saved a checkpoint and are not finished, in order."""
-    steps = set(_steps(model_dir, rf"{FINETUNE}(\d+)"))
-    steps -= set(list_finished_steps(model_dir))
+    started_steps = _steps(model_dir, rf"{FINETUNE}(\d+)")
+    finished_steps = list_finished_steps(model_dir)
+    remaining_steps = set(started_steps) - set(finished_steps)
 
     unfinished_steps = []
-    for step in sorted(steps):
+    for step in sorted(remaining_steps):
         folder = get_finetune_dir(model_dir, step)
         if complete_checkpoints(folder):
             unfinished_steps.append(step)
@@ -49,8 +52,12 @@ def list_unfinished_steps(model_dir: str) -> list[int]:
 
 def _steps(model_dir: str, pattern: str) -> list[int]:
     names = os.listdir(model_dir) if os.path.isdir(model_dir) else []
-    matches = [re.fullmatch(pattern, name) for name in names]
-    return sorted(int(match[1]) for match in matches if match)
+    steps = []
+    for name in names:
+        match = re.fullmatch(pattern, name)
+        if match:
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
 def find_pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:

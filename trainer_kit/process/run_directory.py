@@ -129,22 +129,25 @@ class RunDirectory:
         if not run_id:
             # A run that resumes from copied checkpoints in another folder owns these checkpoints.
             commit_record: dict[str, Any] = {}
-            prefixes = list(complete_checkpoints(self.path).values())
+            checkpoints = complete_checkpoints(self.path)
+            prefixes = list(checkpoints.values())
             if prefixes:
-                commit_record = files.read_json(prefixes[-1] + RECORD_SUFFIX) or {}
+                newest_record = prefixes[-1] + RECORD_SUFFIX
+                commit_record = files.read_json(newest_record) or {}
             adopted_id = commit_record.get("run_id")
             run_id = adopted_id if isinstance(adopted_id, str) else ""
             run_id = run_id or uuid.uuid4().hex
 
         starts = before.get("starts")
         earlier_starts = starts if isinstance(starts, list) else []
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        now = datetime.now(timezone.utc)
+        start = {"time": now.isoformat(timespec="seconds"), "mode": mode}
         record = {
             "run_id": run_id,
             "experiment": experiment,
             "mode": mode,
             "command": sys.argv,
-            "starts": [*earlier_starts, {"time": now, "mode": mode}],
+            "starts": [*earlier_starts, start],
             **get_versions(),
             "platform": platform.platform(),
             "threads": dict(threads or {}),
@@ -157,7 +160,8 @@ class RunDirectory:
         files.write_json(self.manifest_path, record, point="manifest")
         self._run_id = run_id
         for name, text in extra_files.items():
-            files.write_text(os.path.join(self.path, name), text)
+            path = os.path.join(self.path, name)
+            files.write_text(path, text)
 
     @property
     def run_id(self) -> str:
@@ -375,9 +379,11 @@ def check_model_dir(
         change is dangerous and not allowed.
     """
     absolute_path = os.path.abspath(directory.path)
-    if wildcards := [character for character in "*?[" if character in absolute_path]:
+    wildcards = [character for character in "*?[" if character in absolute_path]
+    if wildcards:
+        listed_wildcards = " and ".join(wildcards)
         raise UsageError(
-            f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(wildcards)} in the path"
+            f"model_dir={directory.path!r}: TensorFlow reads {listed_wildcards} in the path"
             " of a checkpoint as a pattern, and would not find the checkpoint again; give a path"
             " without *, ? and ["
         )
@@ -399,17 +405,20 @@ def check_model_dir(
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    return check_resume(_read_params(directory.params_path), config, tuple(allowed_paths))
+    recorded_params = _read_params(directory.params_path)
+    return check_resume(recorded_params, config, tuple(allowed_paths))
 
 
 def read_manifest(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the manifest of the run in `model_dir`, {} if there is none."""
-    return files.read_json(os.path.join(model_dir, "manifest.json")) or {}
+    path = os.path.join(model_dir, "manifest.json")
+    return files.read_json(path) or {}
 
 
 def read_run_id(model_dir: str) -> str:
     """Returns the identity of the run in `model_dir`, from its manifest, or "" without one."""
-    run_id = read_manifest(model_dir).get("run_id")
+    manifest = read_manifest(model_dir)
+    run_id = manifest.get("run_id")
     if not isinstance(run_id, str):
         return ""
     return run_id if re.fullmatch(r"\w+", run_id) else ""
@@ -429,7 +438,8 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
       of a run with a commit record beside it, or if the run did not record names.
     """
     folder = os.path.dirname(os.path.abspath(prefix))
-    folder_count = _FOLDERS_UP if os.path.exists(prefix + RECORD_SUFFIX) else 0
+    has_record = os.path.exists(prefix + RECORD_SUFFIX)
+    folder_count = _FOLDERS_UP if has_record else 0
     for _ in range(folder_count):
         if manifest := read_manifest(folder):
             names = manifest.get("layer_names")
@@ -443,11 +453,15 @@ def read_thread_counts(model_dir: str) -> dict[str, int] | None:
 
     Returns None without a valid record of them.
     """
-    threads = read_manifest(model_dir).get("threads")
-    is_valid = isinstance(threads, dict) and all(
-        type(count) is int and count >= 0 for count in threads.values()
-    )
-    return threads if is_valid else None
+    manifest = read_manifest(model_dir)
+    threads = manifest.get("threads")
+    if not isinstance(threads, dict):
+        return None
+    for count in threads.values():
+        # A bool is an int for Python.
+        if type(count) is not int or count < 0:
+            return None
+    return threads
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:
@@ -455,7 +469,8 @@ def count_starts(model_dir: str | os.PathLike[str]) -> int:
 
     Returns 0 without a manifest.
     """
-    starts = read_manifest(model_dir).get("starts")
+    manifest = read_manifest(model_dir)
+    starts = manifest.get("starts")
     return len(starts) if isinstance(starts, list) else 0
 
 
@@ -463,7 +478,11 @@ def has_begun(model_dir: str) -> bool:
     """Whether `model_dir` contains a checkpoint, or the record of a fine-tuning."""
     folder = glob.escape(model_dir)
     patterns = ("ckpt-*.index", f"{FINETUNE}*/params.yaml")
-    return any(glob.glob(os.path.join(folder, pattern)) for pattern in patterns)
+    for pattern in patterns:
+        path_pattern = os.path.join(folder, pattern)
+        if glob.glob(path_pattern):
+            return True
+    return False
 
 
 def get_versions() -> dict[str, Any]:
@@ -481,8 +500,10 @@ def describe_differences(before: Mapping[str, object], now: Mapping[str, object]
     for name in names:
         if name not in before or name not in now:
             continue
-        if before[name] != now[name]:
-            differences.append(f"{name}: {before[name]} when the run was started, {now[name]} now")
+        old_value = before[name]
+        new_value = now[name]
+        if old_value != new_value:
+            differences.append(f"{name}: {old_value} when the run was started, {new_value} now")
     return differences
 
 
@@ -536,7 +557,8 @@ def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> s
     if more_sections:
         values.append(more_sections)
     text = yaml_loader.dump({"evaluation": values})
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:12]
 
 
 def _select_task_values(task: TaskConfig, validation_set: str) -> dict[str, Any]:
@@ -546,7 +568,8 @@ def _select_task_values(task: TaskConfig, validation_set: str) -> dict[str, Any]
     values: dict[str, Any] = task.as_dict()
     values.pop("train_data", None)
     if validation_set and validation_set in get_validation_sets(task):
-        values["validation_data"] = {validation_set: values["validation_data"][validation_set]}
+        data_sections = values["validation_data"]
+        values["validation_data"] = {validation_set: data_sections[validation_set]}
     return values
 
 

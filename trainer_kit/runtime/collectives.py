@@ -51,7 +51,8 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
     chiefs = jobs.get("chief", [])
     workers = jobs.get("worker", [])
-    return max(1, len(chiefs) + len(workers))
+    count = len(chiefs) + len(workers)
+    return max(1, count)
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
@@ -64,7 +65,8 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
     index = int(resolver.task_id)
     if resolver.task_type == "worker":
         jobs = resolver.cluster_spec().as_dict()
-        index += len(jobs.get("chief", []))
+        chiefs = jobs.get("chief", [])
+        index += len(chiefs)
     return index
 
 
@@ -86,14 +88,16 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
 
     Runs in graph, in cross-replica context.
     """
-    replicas = strategy.num_replicas_in_sync // worker_count(strategy)
+    workers = worker_count(strategy)
+    replicas = strategy.num_replicas_in_sync // workers
 
     # The first replica of each worker gives the value, and its others give zeros.
     def value_once() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group % replicas
         is_first = tf.equal(replica, 0)
-        return tf.where(is_first, value, tf.zeros_like(value))
+        zeros = tf.zeros_like(value)
+        return tf.where(is_first, value, zeros)
 
     values = strategy.run(value_once)
     return strategy.reduce("SUM", values, axis=None)
@@ -102,8 +106,10 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
 def broadcast_int(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the chief's `number` on every worker."""
     # The other workers add zeros to the number of the chief.
-    summand = number if worker_index(strategy) == 0 else 0
-    return int(_sum_array(strategy, np.array(summand)))
+    is_first = worker_index(strategy) == 0
+    summand = np.array(number if is_first else 0)
+    total = _sum_array(strategy, summand)
+    return int(total)
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
@@ -121,19 +127,22 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     count = worker_count(strategy)
     index = worker_index(strategy)
     data = text.encode()
+    length = len(data)
 
     lengths = np.zeros(count, np.int64)
-    lengths[index] = len(data)
+    lengths[index] = length
     lengths = _sum_array(strategy, lengths)
 
     # Each worker fills its own row. The others add zeros to it.
-    rows = np.zeros((count, max(lengths)), np.int64)
-    rows[index, : len(data)] = np.frombuffer(data, np.uint8)
-    rows = _sum_array(strategy, rows).astype(np.uint8)
+    row_length = max(lengths)
+    rows = np.zeros((count, row_length), np.int64)
+    rows[index, :length] = np.frombuffer(data, np.uint8)
+    rows = _sum_array(strategy, rows)
+    byte_rows = rows.astype(np.uint8)
 
     texts = []
-    for row, length in zip(rows, lengths, strict=True):
-        text_bytes = row[:length].tobytes()
+    for row, byte_count in zip(byte_rows, lengths, strict=True):
+        text_bytes = row[:byte_count].tobytes()
         texts.append(text_bytes.decode())
     return texts
 

@@ -50,7 +50,12 @@ def select_replica_local(
     if strategy.num_replicas_in_sync == 1:
         return []
     # A step sets variables that are trained to the same value on all replicas.
-    return [variable for variable in variables if not _native(variable).trainable]
+    replica_local = []
+    for variable in variables:
+        native = _native(variable)
+        if not native.trainable:
+            replica_local.append(variable)
+    return replica_local
 
 
 def are_replicas_equal(state: Sequence[WorkerValues]) -> bool:
@@ -77,19 +82,23 @@ def read_replica_values(
     """
     local = []
     for parts in _parts(variables, strategy):
-        local.append([np.asarray(part) for part in parts])
+        arrays = [np.asarray(part) for part in parts]
+        local.append(arrays)
     if worker_count(strategy) == 1:
         return [local]
 
     encoded = []
     for arrays in local:
-        encoded.append([encode_array(array) for array in arrays])
+        encoded_arrays = [encode_array(array) for array in arrays]
+        encoded.append(encoded_arrays)
+    local_text = json.dumps(encoded)
 
     state = []
-    for text in all_gather(strategy, json.dumps(encoded)):
+    for text in all_gather(strategy, local_text):
         worker_values = []
         for values in json.loads(text):
-            worker_values.append([decode_array(value) for value in values])
+            arrays = [decode_array(value) for value in values]
+            worker_values.append(arrays)
         state.append(worker_values)
     return state
 
@@ -120,8 +129,14 @@ def restore_replica_values(
             [decode_array(value) if isinstance(value, dict) else value for value in saved]
         )
 
-    shapes = [[tuple(part.shape) for part in parts] for parts in variable_parts]
-    saved_shapes = [[value.shape for value in values] for values in saved_values]
+    shapes = []
+    for parts in variable_parts:
+        part_shapes = [tuple(part.shape) for part in parts]
+        shapes.append(part_shapes)
+    saved_shapes = []
+    for values in saved_values:
+        value_shapes = [value.shape for value in values]
+        saved_shapes.append(value_shapes)
     if saved_shapes != shapes:
         return False
 
@@ -154,7 +169,10 @@ class ReplicaLocalState:
         Runs eagerly. All workers call it.
         """
         variables = select_replica_local(self._variables(), self._strategy)
-        state = read_replica_values(variables, self._strategy) if variables else []
+        if not variables:
+            return None
+
+        state = read_replica_values(variables, self._strategy)
         return None if are_replicas_equal(state) else state
 
     def restore(self, state: Sequence[SavedWorkerValues] | None) -> None:
@@ -196,12 +214,15 @@ class ReplicaLocalState:
         for variable in variables:
             tensor = tf.convert_to_tensor(_native(variable))
             encoded.append(encode_array(tensor.numpy()))
-        text = broadcast_text(self._strategy, json.dumps(encoded))
+        local_text = json.dumps(encoded)
+        text = broadcast_text(self._strategy, local_text)
+        chief_values = json.loads(text)
 
         variable_parts = _parts(variables, self._strategy)
-        for parts, value in zip(variable_parts, json.loads(text), strict=True):
+        for parts, value in zip(variable_parts, chief_values, strict=True):
             for part in parts:
-                self._replaced_values.append((part, part.read_value()))
+                own_value = part.read_value()
+                self._replaced_values.append((part, own_value))
                 part.assign(decode_array(value))
 
     def unshare_values(self) -> None:
@@ -216,7 +237,11 @@ def _parts(
     variables: Sequence[Variable], strategy: tf.distribute.Strategy
 ) -> list[Sequence[tf.Variable]]:
     """Returns each variable's local values, one per replica of this worker."""
-    return [strategy.experimental_local_results(_native(variable)) for variable in variables]
+    variable_parts = []
+    for variable in variables:
+        native = _native(variable)
+        variable_parts.append(strategy.experimental_local_results(native))
+    return variable_parts
 
 
 def _native(variable: Variable) -> tf.Variable:
@@ -226,15 +251,21 @@ def _native(variable: Variable) -> tf.Variable:
 def encode_array(array: np.ndarray) -> EncodedArray:
     """Returns an array, bit by bit, in the form in which workers exchange it as JSON text."""
     contiguous = np.ascontiguousarray(array)
-    data = base64.b64encode(contiguous.tobytes()).decode()
-    return EncodedArray(dtype=contiguous.dtype.name, shape=list(array.shape), data=data)
+    array_bytes = contiguous.tobytes()
+    data = base64.b64encode(array_bytes)
+    return EncodedArray(
+        dtype=contiguous.dtype.name,
+        # np.ascontiguousarray gives a scalar the shape (1,).
+        shape=list(array.shape),
+        data=data.decode(),
+    )
 
 
 def decode_array(value: EncodedArray) -> np.ndarray:
     """Returns the array of `encode_array`, which checkpoints of earlier versions contain too."""
-    dtype = tf.as_dtype(value["dtype"]).as_numpy_dtype
+    dtype = tf.as_dtype(value["dtype"])
     data = base64.b64decode(value["data"])
-    array = np.frombuffer(data, dtype)
+    array = np.frombuffer(data, dtype.as_numpy_dtype)
     # The copy can be written to, the buffer cannot.
     return array.reshape(value["shape"]).copy()
 

@@ -80,8 +80,10 @@ class HyperParameters:
     def names(self) -> list[str]:
         """The names of all hyper-parameters that can be changed."""
         names = list(self._get_task_variables())
-        for name, optimizer in self._get_optimizers().items():
-            if _is_float(get_base_rate(optimizer)):
+        optimizers = self._get_optimizers()
+        for name, optimizer in optimizers.items():
+            base_rate = get_base_rate(optimizer)
+            if _is_float(base_rate):
                 names.append(_join_name(name, RATE))
             if isinstance(optimizer, keras.Optimizer):
                 names.append(_join_name(name, FACTOR))
@@ -120,16 +122,17 @@ class HyperParameters:
         optimizers = self._get_optimizers()
         optimizer = optimizers.get(optimizer_name)
         if optimizer is None:
-            raise UsageError(
-                f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}"
-            )
+            suggestion = suggest_names(name, self.names)
+            raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion}")
 
         if attribute in (FACTOR, RECOVERY_FACTOR):
-            if attribute not in learning_rate_factors(optimizer):
+            factors = learning_rate_factors(optimizer)
+            if attribute not in factors:
                 with self._strategy.scope():
                     add_learning_rate_factor(optimizer, attribute)
                 self.has_new_factor = True
-            return learning_rate_factors(optimizer)[attribute]
+                factors = learning_rate_factors(optimizer)
+            return factors[attribute]
 
         # The factors around a rate are separate hyper-parameters.
         is_rate = attribute == RATE
@@ -143,13 +146,15 @@ class HyperParameters:
                 f"{name} is a schedule, which the training step computes; "
                 f"change {_join_name(place, FACTOR)}, which multiplies it"
             )
+        suggestion = suggest_names(name, self.names)
         if isinstance(value, (bool, int, float)):
+            class_name = type(optimizer).__name__
             raise UsageError(
-                f"{name} is the Python number {value} in {type(optimizer).__name__}, "
+                f"{name} is the Python number {value} in {class_name}, "
                 "a constant of the training step and not a variable, so it cannot be changed; "
-                f"{suggest_names(name, self.names)}"
+                f"{suggestion}"
             )
-        raise UsageError(f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}")
+        raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion}")
 
     def factor_names(self, factor: str) -> list[str]:
         """Returns the name of a factor for each optimizer."""
@@ -157,7 +162,8 @@ class HyperParameters:
 
     def value(self, name: str) -> float:
         """Returns the current value of a hyper-parameter."""
-        tensor = tf.convert_to_tensor(self.variable(name))
+        variable = self.variable(name)
+        tensor = tf.convert_to_tensor(variable)
         return float(tensor)
 
     def change(self, name: str, value: float, step: int, reason: str) -> None:
@@ -178,7 +184,8 @@ class HyperParameters:
         old_value = self.value(name)
         self.check(name, value)
         self.set(name, value)
-        if self.value(name) != old_value:
+        new_value = self.value(name)
+        if new_value != old_value:
             self._unreported[name] = float(value), reason
             _LOG.info(
                 "step %d: %s is %g from here, it was %g (%s)", step, name, value, old_value, reason
@@ -195,10 +202,10 @@ class HyperParameters:
         """
         variable = self.variable(name)
         dtype = tf.as_dtype(variable.dtype)
-        lowest = np.asarray(dtype.min).item()
-        highest = np.asarray(dtype.max).item()
+        lowest = np.asarray(dtype.min)
+        highest = np.asarray(dtype.max)
         # The comparison is never true of NaN.
-        if not lowest <= value <= highest:
+        if not lowest.item() <= value <= highest.item():
             raise UsageError(
                 f"{name}: {value!r:.60} is not a finite number of the dtype {dtype.name}"
             )
@@ -206,7 +213,8 @@ class HyperParameters:
         _, _, attribute = name.rpartition(".")
         is_rate = attribute in (RATE, FACTOR, RECOVERY_FACTOR)
         # A variable of the task may have any name and any sign.
-        if value < 0 and is_rate and name not in self._get_task_variables():
+        is_negative_rate = value < 0 and is_rate
+        if is_negative_rate and name not in self._get_task_variables():
             raise UsageError(
                 f"{name}: {value!r} is below 0; a learning rate and its factor are 0 or more"
             )
@@ -250,7 +258,10 @@ class HyperParameters:
           UsageError: when a value is not a scalar variable.
         """
         method = getattr(self._task, "hyper_parameters", None)
-        variables = {} if method is None else dict(method())
+        if method is None:
+            return {}
+
+        variables = dict(method())
         for name, value in variables.items():
             if not _is_scalar(value):
                 kind = type(self._task).__name__
@@ -263,11 +274,13 @@ class HyperParameters:
     def _changed_factors(self) -> dict[str, float]:
         """Returns the values of the factors that exist, by name."""
         values = {}
-        for name, optimizer in self._get_optimizers().items():
+        optimizers = self._get_optimizers()
+        for name, optimizer in optimizers.items():
             factors = learning_rate_factors(optimizer)
             if FACTOR in factors:
                 factor = tf.convert_to_tensor(factors[FACTOR])
-                values[_join_name(name, FACTOR)] = float(factor)
+                factor_name = _join_name(name, FACTOR)
+                values[factor_name] = float(factor)
         return values
 
     def _state(self) -> HyperParameterState | None:
@@ -289,7 +302,8 @@ class HyperParameters:
                 self._unreported[name] = change, ""
 
         # A factor that the checkpoint lacks had no effect when it was saved.
-        unused_factors = dict.fromkeys(self._changed_factors(), 1.0)
+        changed_factors = self._changed_factors()
+        unused_factors = dict.fromkeys(changed_factors, 1.0)
         factors = {**unused_factors, **saved["factors"]}
         for name, value in factors.items():
             self.set(name, value)

@@ -98,10 +98,12 @@ def warn_of_batch_normalization(model: Model, steps: int) -> None:
         # A subclass may have any name, so the names of its base classes count too.
         class_names = [kind.__name__ for kind in type(layer).__mro__]
         if any("BatchNormalization" in class_name for class_name in class_names):
-            names.append(getattr(layer, "name", type(layer).__name__))
+            name = getattr(layer, "name", type(layer).__name__)
+            names.append(name)
 
     if names:
-        others = f" and {len(names) - 1} more" if names[1:] else ""
+        other_count = len(names) - 1
+        others = f" and {other_count} more" if other_count else ""
         _LOG.warning(
             "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, "
             "so the result differs from that of whole batches; "
@@ -163,19 +165,23 @@ class MicroBatches:
         # The tensors of the batch by replica. What is not distributed has one value for all.
         leaves = tf.nest.flatten(inputs)
         local_values = [self._strategy.experimental_local_results(leaf) for leaf in leaves]
-        replica_count = max((len(values) for values in local_values), default=1)
+        value_counts = [len(values) for values in local_values]
+        replica_count = max(value_counts, default=1)
         replicas = []
         for replica in range(replica_count):
             tensors = []
             for values in local_values:
-                place = min(replica, len(values) - 1)
+                last_place = len(values) - 1
+                place = min(replica, last_place)
                 tensors.append(values[place])
             replicas.append(tensors)
 
         sizes = {find_static_batch_size(tensors) for tensors in replicas}
-        if self._uses_xla or (len(sizes) == 1 and None not in sizes):
+        has_static_size = len(sizes) == 1 and None not in sizes
+        if self._uses_xla or has_static_size:
             example_count = batch_size(replicas[0])
-            count = example_count // self._equal_size(example_count)
+            part_size = self._equal_size(example_count)
+            count = example_count // part_size
             step = self._run_equal_part
         else:
             # Several replicas have to take the same number of parts.
@@ -212,16 +218,20 @@ class MicroBatches:
             return 1
 
         size = tf.maximum(n // self._parts, 1)
-        return tf.where(n % self._parts == 0, size, 1)
+        is_divisible = n % self._parts == 0
+        return tf.where(is_divisible, size, 1)
 
     @tf.autograph.experimental.do_not_convert
     def _run_equal_part(self, inputs: Any, number: tf.Tensor) -> None:
         """Runs the step on a part of a batch whose parts are all of one size."""
-        example_count = batch_size(tf.nest.flatten(inputs))
+        leaves = tf.nest.flatten(inputs)
+        example_count = batch_size(leaves)
         size = self._equal_size(example_count)
-        part = slice_batch(inputs, number * size, size)
+        start = number * size
+        part = slice_batch(inputs, start, size)
         is_first = tf.equal(number, 0)
-        self._step(part, _share(size, example_count), is_first)
+        share = _share(size, example_count)
+        self._step(part, share, is_first)
 
     @tf.autograph.experimental.do_not_convert
     def _run_dynamic_part(self, inputs: Any, number: tf.Tensor, count: IntLike) -> None:
@@ -230,7 +240,8 @@ class MicroBatches:
         Replicas take the same number of parts. A replica with fewer examples repeats some of them,
         with a weight of 0.
         """
-        example_count = batch_size(tf.nest.flatten(inputs))
+        leaves = tf.nest.flatten(inputs)
+        example_count = batch_size(leaves)
         start = number * example_count // count
         end = (number + 1) * example_count // count
         # At least one example, if there is any.
@@ -263,8 +274,10 @@ def find_static_batch_size(leaves: Sequence[Any]) -> int | None:
     """
     batched_leaves = [leaf for leaf in leaves if _has_examples(leaf)]
     sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in batched_leaves}
-    if not batched_leaves or len(sizes - {None}) > 1:
-        specs = describe_structure([tf.type_spec_from_value(leaf) for leaf in leaves])
+    static_sizes = sizes - {None}
+    if not batched_leaves or len(static_sizes) > 1:
+        leaf_specs = [tf.type_spec_from_value(leaf) for leaf in leaves]
+        specs = describe_structure(leaf_specs)
         raise UsageError(
             "trainer.accumulate_steps: the tensors of a batch need first axes of one size, "
             f"along which to split it: {specs}; give each tensor an entry for each example, "
@@ -283,8 +296,8 @@ def batch_size(leaves: Sequence[Any]) -> IntLike:
     if size is not None:
         return size
     first_leaf = next(leaf for leaf in leaves if _has_examples(leaf))
-    size = tf.shape(first_leaf)[0]
-    return tf.cast(size, tf.int32)
+    shape = tf.shape(first_leaf)
+    return tf.cast(shape[0], tf.int32)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -303,7 +316,8 @@ def slice_batch(inputs: Any, start: IntLike, size: IntLike) -> Any:
             # The shape of a sparse tensor is int64.
             sparse_start = tf.cast(start, tf.int64)
             sparse_size = tf.cast(size, tf.int64)
-            begin, sizes = _bounds(sparse_start, sparse_size, value.dense_shape[1:])
+            other_sizes = value.dense_shape[1:]
+            begin, sizes = _bounds(sparse_start, sparse_size, other_sizes)
             return tf.sparse.slice(value, begin, sizes)
 
         shape = tf.shape(value)
@@ -330,11 +344,12 @@ def restore_variables_where(condition: tf.Tensor, variables: Sequence[Variable])
         is_keras = isinstance(variable, keras.Variable)
         native_variables.append(variable.value if is_keras else variable)
 
-    values = [tf.identity(variable.read_value()) for variable in native_variables]
+    old_values = [tf.identity(variable.read_value()) for variable in native_variables]
     yield
-    for variable, old_value in zip(native_variables, values, strict=True):
+    for variable, old_value in zip(native_variables, old_values, strict=True):
         new_value = variable.read_value()
-        variable.assign(tf.where(condition, old_value, new_value))
+        value = tf.where(condition, old_value, new_value)
+        variable.assign(value)
 
 
 def _bounds(start: IntLike, size: IntLike, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -361,7 +376,8 @@ def _share(size: IntLike, n: IntLike) -> FloatLike:
     # A replica may have no examples.
     count = tf.maximum(n, 1)
     part_size = tf.cast(size, tf.float32)
-    return part_size / tf.cast(count, tf.float32)
+    count = tf.cast(count, tf.float32)
+    return part_size / count
 
 
 def _has_examples(value: Any) -> bool:
@@ -447,7 +463,8 @@ class Accumulation:
                 for name, named_optimizer in optimizer.items()
             }
             if isinstance(optimizer, NamedOptimizers):
-                step(part, optimizer.with_optimizers(accumulators), share)
+                named_accumulators = optimizer.with_optimizers(accumulators)
+                step(part, named_accumulators, share)
             else:
                 step(part, accumulators, share)
 

@@ -44,7 +44,7 @@ class PythonState:
     """
 
     def __init__(self) -> None:
-        self.variable = _create_on_host([""], "run_state")[0]
+        (self.variable,) = _create_on_host([""], "run_state")
         self.arrays = tf.Module()
         self._array_variables: list[tf.Variable] = []
         self._parts: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {}
@@ -77,8 +77,9 @@ class PythonState:
             values[name] = get_state()
 
         arrays: list[np.ndarray] = []
+        encode_value = functools.partial(_encode, arrays)
         try:
-            text = json.dumps(values, sort_keys=True, default=functools.partial(_encode, arrays))
+            text = json.dumps(values, sort_keys=True, default=encode_value)
         except (TypeError, ValueError):
             # The error of `check_state` names the part.
             for name, value in values.items():
@@ -88,10 +89,11 @@ class PythonState:
 
         # The variables stay if they fit, since the saver knows only those of its first save.
         array_specs = [(array.dtype, array.shape) for array in arrays]
-        variable_specs = [
-            (variable.dtype.as_numpy_dtype, tuple(variable.shape))
-            for variable in self._array_variables
-        ]
+        variable_specs = []
+        for variable in self._array_variables:
+            dtype = variable.dtype.as_numpy_dtype
+            shape = tuple(variable.shape)
+            variable_specs.append((dtype, shape))
         if array_specs == variable_specs:
             for variable, array in zip(self._array_variables, arrays, strict=True):
                 variable.assign(array)
@@ -113,7 +115,9 @@ class PythonState:
         Raises:
           StorageError: when the checkpoint cannot be read.
         """
-        self._restore_parts(_decode(self.variable.numpy(), path))
+        text = self.variable.numpy()
+        values = _decode(text, path)
+        self._restore_parts(values)
 
     def clear(self) -> None:
         """Clears the loaded state, for a run that starts from step 0."""
@@ -121,11 +125,12 @@ class PythonState:
         self._restore_parts({})
 
     def _restore_parts(self, values: Mapping[str, object]) -> None:
-        if unused_names := sorted(values.keys() - self._parts.keys()):
+        unused_names = values.keys() - self._parts.keys()
+        if unused_names:
             _LOG.warning(
                 "the checkpoint holds state of parts that this run does not have, "
                 "and it is not used: %s",
-                ", ".join(unused_names),
+                ", ".join(sorted(unused_names)),
             )
         for name, (_, restore_state) in self._parts.items():
             restore_state(values.get(name))
@@ -141,8 +146,10 @@ class PythonState:
         if name not in self._parts:
             return
         graph = CheckpointGraph(path)
-        text = graph.value(_KEY) if _KEY in graph.shapes else b""
-        value = _decode(text, path).get(name)
+        has_state = _KEY in graph.shapes
+        text = graph.value(_KEY) if has_state else b""
+        values = _decode(text, path)
+        value = values.get(name)
         if value is None:
             _LOG.warning(
                 "the checkpoint %s holds no state of the %s; the %s is used as it is now",
@@ -161,14 +168,16 @@ def _encode(arrays: list[np.ndarray], value: object) -> object:
     Returns its number, in a form for JSON. A NumPy scalar becomes a number of Python instead.
     """
     if not hasattr(value, "__array__"):
-        raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
+        type_name = type(value).__name__
+        raise TypeError(f"a value of type {type_name} cannot be saved")
     array = np.asarray(value)
     if array.dtype.name not in _DTYPES:
         raise TypeError(f"an array of {array.dtype} cannot be saved")
     if isinstance(value, np.generic):
         return value.item()
+    number = len(arrays)
     arrays.append(array)
-    return {_ARRAY: len(arrays) - 1}
+    return {_ARRAY: number}
 
 
 def _decode(text: bytes, path: str) -> dict[str, Any]:
@@ -187,11 +196,15 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
             return decode_array(value[_ARRAY])
         if not arrays:
             graph = CheckpointGraph(path)
-            for name, key in graph.get_section_keys(ARRAYS).items():
+            keys = graph.get_section_keys(ARRAYS)
+            for name, key in keys.items():
                 arrays[name] = graph.value(key)
-        return arrays[str(value[_ARRAY])]
+        number = str(value[_ARRAY])
+        return arrays[number]
 
-    values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}
+    values: dict[str, Any] = {}
+    if text:
+        values = json.loads(text, object_hook=find_array)
     return values
 
 
@@ -216,8 +229,9 @@ def check_state(name: str, value: object) -> None:
     Raises:
       UsageError: when it cannot.
     """
+    encode_value = functools.partial(_encode, [])
     try:
-        json.dumps(value, default=functools.partial(_encode, []))
+        json.dumps(value, default=encode_value)
         _check_keys(value)
     except (TypeError, ValueError) as error:
         advice = "return numbers, strings, arrays, lists or dicts with string keys from state()"

@@ -52,7 +52,8 @@ def prepare_process_generators(seed: int) -> dict[str, tf.Variable]:
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
         process_seed = tf.compat.v1.get_seed(seed)
-        tf.random.set_global_generator(tf.random.Generator.from_seed(process_seed))
+        generator = tf.random.Generator.from_seed(process_seed)
+        tf.random.set_global_generator(generator)
 
     return {
         "keras": keras_generator.state.value,
@@ -65,8 +66,9 @@ def _global_generator() -> tf.random.Generator | None:
     created = []
 
     def record_variable(create: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-        created.append(create(**keywords))
-        return created[-1]
+        variable = create(**keywords)
+        created.append(variable)
+        return variable
 
     try:
         with tf.variable_creator_scope(record_variable):
@@ -98,7 +100,8 @@ def untracked_model_state(model: Model) -> dict[str, tf.Variable]:
     if isinstance(model, keras.Layer):
         tracked_ids = {id(variable.value) for variable in model.variables}
     else:
-        items = tf.train.TrackableView(model).descendants()
+        view = tf.train.TrackableView(model)
+        items = view.descendants()
         tracked_ids = {id(item) for item in items if isinstance(item, tf.Variable)}
         # `_state_var` is the state of a tf.random.Generator.
         variables = {
@@ -184,6 +187,9 @@ def _children(item: object, root: object) -> Iterable[tuple[str | int, object]]:
     if isinstance(item, dict):
         return [(name, child) for name, child in item.items() if isinstance(name, (str, int))]
     # Of these, TensorFlow does not show everything.
-    if isinstance(item, (keras.Layer, keras.Metric, tf.Module)) or item is root:
-        return getattr(item, "__dict__", {}).items()
-    return tuple(tf.train.TrackableView.children(item).items())
+    has_hidden_attributes = isinstance(item, (keras.Layer, keras.Metric, tf.Module))
+    if has_hidden_attributes or item is root:
+        attributes = getattr(item, "__dict__", {})
+        return attributes.items()
+    children = tf.train.TrackableView.children(item)
+    return tuple(children.items())

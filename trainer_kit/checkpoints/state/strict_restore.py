@@ -99,7 +99,8 @@ def create_training_checkpoint(
         # An empty dict leaves nothing in the file.
         if not isinstance(item, Mapping) or item:
             items[name] = item
-    items.update(item_variables(getattr(model, "checkpoint_items", None) or {}))
+    model_items = getattr(model, "checkpoint_items", None) or {}
+    items.update(item_variables(model_items))
     return tf.train.Checkpoint(**items)
 
 
@@ -117,7 +118,8 @@ def create_weights_checkpoint(
       model: A Keras 3 model, tf_keras model or tf.Module.
       **items: Further items by name.
     """
-    sections = _items(create_training_checkpoint(global_step=global_step, model=model, **items))
+    checkpoint = create_training_checkpoint(global_step=global_step, model=model, **items)
+    sections = _items(checkpoint)
     if STEP_STATE in items:
         sections[STEP_STATE] = items[STEP_STATE]
     sections["model"] = build_model_trackable(model)
@@ -165,15 +167,24 @@ def restore(
         if optional_sections:
             items = _items(checkpoint)
             # These are read first and without a check, and the rest is checked below.
-            optional = {name: item for name, item in items.items() if name in optional_sections}
-            missing = sorted(optional.keys() - _sections(saved_shapes))
+            saved_sections = _sections(saved_shapes)
+            required = {}
+            existing = {}
+            missing = []
+            for name, item in items.items():
+                if name not in optional_sections:
+                    required[name] = item
+                elif name in saved_sections:
+                    existing[name] = item
+                else:
+                    missing.append(name)
             if missing:
-                _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
-            existing = {name: item for name, item in optional.items() if name not in missing}
-            tf.train.Checkpoint(**existing).read(path).expect_partial()
-            checkpoint = tf.train.Checkpoint(
-                **{name: item for name, item in items.items() if name not in optional_sections}
-            )
+                names = ", ".join(sorted(missing))
+                _LOG.warning("%s holds no %s: it keeps its initial value", path, names)
+
+            status = tf.train.Checkpoint(**existing).read(path)
+            status.expect_partial()
+            checkpoint = tf.train.Checkpoint(**required)
 
         if text:
             _LOG.warning(
@@ -182,38 +193,49 @@ def restore(
                 path,
                 text,
             )
-            target = tf.train.Checkpoint(**_select_matching_items(checkpoint, saved_shapes))
+            matching_items = _select_matching_items(checkpoint, saved_shapes)
+            target = tf.train.Checkpoint(**matching_items)
             target.read(path).expect_partial()
             return
 
-        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved_shapes, strict))
+        saved_items = _without_absent(checkpoint, saved_shapes, strict)
+        target = tf.train.Checkpoint(**saved_items)
         if strict and not optional_sections and not graph.get_section_keys(STEP_STATE):
             # Arrays are read later, and count as consumed here.
-            if keys := graph.get_section_keys(ARRAYS):
-                arrays = {name: tf.Variable(graph.value(key)) for name, key in keys.items()}
+            arrays = {}
+            for name, key in graph.get_section_keys(ARRAYS).items():
+                array = graph.value(key)
+                arrays[name] = tf.Variable(array)
+            if arrays:
                 setattr(target, ARRAYS, arrays)
-            _assert_consumed(target.restore(path), target, graph)
+            status = target.restore(path)
+            _assert_consumed(status, target, graph)
         else:
             # `read` does not ask for the counter of saves, which the best checkpoint lacks.
-            target.read(path).expect_partial().assert_existing_objects_matched()
+            status = target.read(path)
+            status.expect_partial()
+            status.assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise _create_mismatch_error(path, str(error), allow_partial) from error
     except (tf.errors.OpError, IndexError) as error:
-        rows = [
-            (parse_attribute_path(key), f"{saved_dtype} saved, {dtype} here", None, None)
-            for key, dtype, saved_dtype in _OTHER_DTYPE.findall(str(error))
-        ]
+        rows: list[DifferenceRow] = []
+        for key, dtype, saved_dtype in _OTHER_DTYPE.findall(str(error)):
+            name = parse_attribute_path(key)
+            rows.append((name, f"{saved_dtype} saved, {dtype} here", None, None))
         if rows:
-            raise _create_mismatch_error(path, format_differences(rows), True) from error
+            table = format_differences(rows)
+            raise _create_mismatch_error(path, table, True) from error
         raise create_read_error(path, error) from error
 
 
 def _create_mismatch_error(path: str, text: str, allow_partial: bool) -> UsageError:
     """Returns the error for a checkpoint that does not fit, with a table of the differences."""
-    config_path = os.path.join(os.path.dirname(path), "params.yaml")
-    config = f" ({config_path})" if os.path.exists(config_path) else ""
+    folder = os.path.dirname(path)
+    config_path = os.path.join(folder, "params.yaml")
+    has_config = os.path.exists(config_path)
+    config = f" ({config_path})" if has_config else ""
     alternative = ", or allow_partial_restore, which restores what fits"
     if allow_partial:
         alternative = " (a model of this kind cannot be restored in part)"
@@ -235,7 +257,8 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: Checkpoint
         # Otherwise TensorFlow lists, later and at length, what our own message says.
         status.expect_partial()
         missing = find_missing_objects(graph, target)
-        if not missing or len(_select_optimizer_paths(missing)) < len(missing):
+        optimizer_paths = _select_optimizer_paths(missing)
+        if not missing or len(optimizer_paths) < len(missing):
             raise
         status.assert_existing_objects_matched()
 
@@ -257,11 +280,13 @@ def find_uncreated_variables(
     Raises:
       StorageError: when the files are gone or damaged.
     """
-    required = {
-        name: item for name, item in _items(checkpoint).items() if name not in optional_sections
-    }
-    missing = find_missing_objects(CheckpointGraph(path), tf.train.Checkpoint(**required))
-    return sorted(_select_optimizer_paths(missing))
+    items = _items(checkpoint)
+    required = {name: item for name, item in items.items() if name not in optional_sections}
+    graph = CheckpointGraph(path)
+    target = tf.train.Checkpoint(**required)
+    missing = find_missing_objects(graph, target)
+    optimizer_paths = _select_optimizer_paths(missing)
+    return sorted(optimizer_paths)
 
 
 def check_variables_created(
@@ -302,24 +327,22 @@ def _describe_differences(
     saved = {
         name: shape for name, shape in saved.items() if name.split("/")[0] not in optional_sections
     }
-    items = {
-        name: item
-        for name, item in _without_absent(checkpoint, saved, strict).items()
-        if name not in optional_sections
-    }
+    saved_items = _without_absent(checkpoint, saved, strict)
+    items = {name: item for name, item in saved_items.items() if name not in optional_sections}
     run_shapes = collect_variable_shapes(items)
 
     rows: list[DifferenceRow] = []
-    for name in run_shapes.keys() - saved.keys():
-        rows.append((name, "missing in the checkpoint", None, run_shapes[name]))
+    for name, run_shape in run_shapes.items():
+        if name not in saved:
+            rows.append((name, "missing in the checkpoint", None, run_shape))
+        elif saved[name] != run_shape:
+            rows.append((name, "another shape", saved[name], run_shape))
     if strict:
         by_structure = tuple(_saved_by_structure(items))
-        for name in saved.keys() - run_shapes.keys():
-            if not name.startswith(by_structure):
-                rows.append((name, "not in this run", saved[name], None))
-    for name in run_shapes.keys() & saved.keys():
-        if saved[name] != run_shapes[name]:
-            rows.append((name, "another shape", saved[name], run_shapes[name]))
+        for name, saved_shape in saved.items():
+            is_named = not name.startswith(by_structure)
+            if is_named and name not in run_shapes:
+                rows.append((name, "not in this run", saved_shape, None))
 
     rows.sort(key=lambda row: row[0].rpartition("/"))
     return format_differences(rows, max_rows)
@@ -332,7 +355,8 @@ def _saved_by_structure(items: Mapping[str, object], path: str = "") -> Iterator
     """
     for name, item in items.items():
         if isinstance(item, Mapping):
-            yield from _saved_by_structure(item, f"{path}{name}/")
+            inner_path = f"{path}{name}/"
+            yield from _saved_by_structure(item, inner_path)
         elif not isinstance(item, tf.Variable):
             yield f"{path}{name}/"
 
@@ -355,10 +379,11 @@ def format_differences(rows: Sequence[DifferenceRow], max_rows: int | None = ROW
             shapes.append(f"{list(saved_shape)} saved")
         if run_shape is not None:
             shapes.append(f"{list(run_shape)} here")
-        lines.append(f"    {leaf:24} {difference:26} {', '.join(shapes)}")
+        shape_text = ", ".join(shapes)
+        lines.append(f"    {leaf:24} {difference:26} {shape_text}")
 
-    omitted = 0 if max_rows is None else len(rows) - max_rows
-    if omitted > 0:
+    if max_rows is not None and len(rows) > max_rows:
+        omitted = len(rows) - max_rows
         lines.append(f"  ... and {omitted} more")
     return "\n".join(lines)
 
@@ -400,14 +425,23 @@ def _select_matching_items(
 
     def select(name: str, item: object) -> object:
         if isinstance(item, Mapping):
-            children = {key: select(f"{name}/{key}", value) for key, value in item.items()}
-            return {key: child for key, child in children.items() if child is not None}
+            children = {}
+            for key, value in item.items():
+                child = select(f"{name}/{key}", value)
+                if child is not None:
+                    children[key] = child
+            return children
         if isinstance(item, tf.Variable):
-            return item if saved.get(name) == tuple(item.shape) else None
+            shape = tuple(item.shape)
+            return item if saved.get(name) == shape else None
         return item
 
-    items = {name: select(name, item) for name, item in _items(checkpoint).items()}
-    return {name: item for name, item in items.items() if item is not None}
+    matching_items = {}
+    for name, item in _items(checkpoint).items():
+        matching_item = select(name, item)
+        if matching_item is not None:
+            matching_items[name] = matching_item
+    return matching_items
 
 
 def collect_variable_shapes(items: Mapping[str, object]) -> dict[str, Shape]:

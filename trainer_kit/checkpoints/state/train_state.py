@@ -126,7 +126,8 @@ class TrainState:
         self.variables_lock = threading.RLock()
         self.python_state = PythonState()
         optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
-        self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
+        roots = {"model": model, "task": task}
+        self.step_state = StepState(roots, exclude=optimizers)
 
         # The sections that an evaluation restores, and best weights contain
         self._evaluation_sections = {
@@ -134,16 +135,18 @@ class TrainState:
             "random/model": untracked_model_state(model),
         }
         model_state = self._evaluation_sections["random/model"]
+        random_items = {"model": model_state} if model_state else {}
         evaluation_items = {
             "task": self._evaluation_sections["task"],
-            "random": {"model": model_state} if model_state else {},
+            "random": random_items,
         }
 
         # The sections of the complete checkpoint besides the global step and the model
         sections: dict[str, Any] = {}
         self.random_generator: tf.random.Generator | None = None
         if optimizer is not None:
-            generators = {**prepare_process_generators(seed), **evaluation_items["random"]}
+            process_generators = prepare_process_generators(seed)
+            generators = {**process_generators, **random_items}
             self.random_generator = tf.random.get_global_generator()
             sections = {
                 "run_state": self.python_state.variable,
@@ -195,8 +198,13 @@ class TrainState:
     def other_variables(self) -> list[tf.Variable]:
         """The variables of the task and the training step besides model, optimizer and average."""
         sections = (*self._evaluation_sections.values(), self.step_state.variables)
-        items = (section[name] for section in sections for name in sorted(section))
-        return [item for item in items if isinstance(item, tf.Variable)]
+        variables = []
+        for section in sections:
+            for name in sorted(section):
+                item = section[name]
+                if isinstance(item, tf.Variable):
+                    variables.append(item)
+        return variables
 
     @functools.cached_property
     def weights_checkpoint(self) -> tf.train.Checkpoint:
@@ -227,7 +235,8 @@ class TrainState:
 
         Examples are the averages of batch normalization.
         """
-        self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)
+        replicas = self.model_replicas
+        self.python_state.add("replicas", replicas.state, replicas.restore)
         others = ReplicaLocalState(lambda: self.other_variables, self._strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
 
@@ -300,17 +309,18 @@ class TrainState:
             AVERAGE: (self._average.section, self._average.variables)
         }
         for name, more_averages in self._average.more_variables.items():
-            sections[name] = (f"{self._average.more_section}/{name}", more_averages)
+            more_section = f"{self._average.more_section}/{name}"
+            sections[name] = (more_section, more_averages)
 
         for name, (section, averages) in sections.items():
             # The averages of an optimizer that averages are restored with it.
             if not isinstance(averages, Mapping):
                 continue
-            missing_keys = [
-                key
-                for key, variable in averages.items()
-                if saved_shapes.get(f"{section}/{key}") != tuple(variable.shape)
-            ]
+            missing_keys = []
+            for key, variable in averages.items():
+                saved_shape = saved_shapes.get(f"{section}/{key}")
+                if saved_shape != tuple(variable.shape):
+                    missing_keys.append(key)
             if missing_keys:
                 self._average.reset([name], missing_keys)
 
@@ -319,7 +329,10 @@ class TrainState:
 
         Best weights do not.
         """
-        return self._average is None or CheckpointGraph(path).has_section(self._average.section)
+        if self._average is None:
+            return True
+        graph = CheckpointGraph(path)
+        return graph.has_section(self._average.section)
 
     def track_attributes(self, exclude: Iterable[Variable]) -> None:
         """Adds the variables in attributes of the task and the model, and restores them.
@@ -332,7 +345,8 @@ class TrainState:
         """
         with self.variables_lock, self._strategy.scope():
             handles = self._get_tracked_handles(exclude)
-            self._after_variables_added(self.step_state.add_attributes(handles))
+            has_grown = self.step_state.add_attributes(handles)
+            self._after_variables_added(has_grown)
 
     def before_save(self, exclude: Iterable[Variable]) -> None:
         """Brings all state into variables that checkpoints contain, right before a save.
@@ -378,7 +392,8 @@ class TrainState:
           UsageError: when the training step is traced and the run lacks variables of the
             checkpoint.
         """
-        self._after_variables_added(self.step_state.end_restore(strict=self._step_is_traced))
+        has_grown = self.step_state.end_restore(strict=self._step_is_traced)
+        self._after_variables_added(has_grown)
 
     def check_first_step(self) -> None:
         """Checks once after a restore that optimizers inside the model are complete.
@@ -411,7 +426,8 @@ class TrainState:
 
         self._checked_graphs.add(graph)
         generators = self._generators or ()
-        handles = get_handle_ids([*_native(exclude), *generators])
+        excluded = _native(exclude)
+        handles = get_handle_ids([*excluded, *generators])
         self.step_state.report_evaluation(graph, handles, self._require_exact)
 
     @contextlib.contextmanager
@@ -423,11 +439,13 @@ class TrainState:
             task and the training step are restored.
         """
         if everything:
-            items = tf.train.TrackableView(self.checkpoint).descendants()
+            view = tf.train.TrackableView(self.checkpoint)
+            items = view.descendants()
             variables = [item for item in items if isinstance(item, tf.Variable)]
         else:
             variables = self.other_variables
-        snapshot = [(part, part.read_value()) for part in _get_replica_variables(variables)]
+        parts = _get_replica_variables(variables)
+        snapshot = [(part, part.read_value()) for part in parts]
         try:
             yield
         finally:
@@ -441,10 +459,13 @@ class TrainState:
         run does not repeat recorded evaluations. Runs eagerly, on the host.
         """
         if self._generators is None:
-            checkpoint = self.checkpoint if self._optimizer is not None else self.weights_checkpoint
-            items = tf.train.TrackableView(checkpoint).descendants()
-            variables = [item for item in items if isinstance(item, tf.Variable)]
-            states = [variable for variable in variables if _GENERATOR.search(variable.name)]
+            trains = self._optimizer is not None
+            checkpoint = self.checkpoint if trains else self.weights_checkpoint
+            view = tf.train.TrackableView(checkpoint)
+            states = []
+            for item in view.descendants():
+                if isinstance(item, tf.Variable) and _GENERATOR.search(item.name):
+                    states.append(item)
             self._generators = _get_replica_variables(states)
         self._generator_snapshot = [(state, state.read_value()) for state in self._generators]
 
@@ -460,7 +481,8 @@ class TrainState:
 
     def _get_tracked_handles(self, exclude: Iterable[Variable]) -> set[int]:
         """Returns the handles of all variables in other sections, and of `exclude`."""
-        items = list(tf.train.TrackableView(self.checkpoint).descendants())
+        view = tf.train.TrackableView(self.checkpoint)
+        items = list(view.descendants())
         variables = [item for item in items if isinstance(item, tf.Variable)]
         _check_aggregations(items)
 
@@ -468,9 +490,12 @@ class TrainState:
         # wrapped optimizer.
         optimizers = [self._optimizer]
         for item in items:
-            if not isinstance(item, tf.Variable) and hasattr(item, "get_slot_names"):
+            is_variable = isinstance(item, tf.Variable)
+            if not is_variable and hasattr(item, "get_slot_names"):
                 optimizers.append(item)
-        slots = [slot for owner in optimizers for slot in _get_optimizer_variables(owner)]
+        slots: list[Variable] = []
+        for owner in optimizers:
+            slots += _get_optimizer_variables(owner)
         others = _native([*slots, *exclude])
         return get_handle_ids([*variables, *others])
 
@@ -488,7 +513,8 @@ class TrainState:
 
         It is restored as far as both sides have it.
         """
-        self._after_variables_added(self.step_state.restore(path))
+        has_grown = self.step_state.restore(path)
+        self._after_variables_added(has_grown)
         if self._optimizer is None:
             self.step_state.report_unrestored()
         if path is None:
@@ -498,11 +524,11 @@ class TrainState:
         for section, items in self._evaluation_sections.items():
             keys = graph.get_section_keys(section)
             saved_shapes = {name: graph.shapes[key] for name, key in keys.items()}
-            matching_items = {
-                name: item
-                for name, item in items.items()
-                if saved_shapes.get(name) == tuple(item.shape)
-            }
+            matching_items = {}
+            for name, item in items.items():
+                shape = tuple(item.shape)
+                if saved_shapes.get(name) == shape:
+                    matching_items[name] = item
             if matching_items:
                 restore_section(path, section, matching_items)
 
@@ -516,7 +542,8 @@ class TrainState:
 
     def weights_are_finite(self) -> bool:
         """Whether all weights are finite. Runs eagerly, on the host."""
-        return bool(self._weights_finite_fn().numpy())
+        is_finite = self._weights_finite_fn()
+        return bool(is_finite.numpy())
 
     def all_finite(self) -> bool:
         """Whether the weights, the optimizers' variables and the average are finite.
@@ -524,21 +551,24 @@ class TrainState:
         Runs eagerly, on the host.
         """
         others = _get_optimizer_variables(self._optimizer)
-        for section in self._average_section().values():
+        sections = self._average_section()
+        for section in sections.values():
             # The averages of an optimizer that averages are among its variables.
             if isinstance(section, Mapping):
                 others += tf.nest.flatten(section)
 
         # Some optimizers create their variables in the first step.
-        if self._others_finite_fn[0] != len(others):
-            self._others_finite_fn = (
-                len(others),
-                tf.function(lambda: _all_finite(others), autograph=False),
-            )
+        count, others_finite_fn = self._others_finite_fn
+        if count != len(others):
+            others_finite_fn = tf.function(lambda: _all_finite(others), autograph=False)
+            self._others_finite_fn = (len(others), others_finite_fn)
 
         if not self.weights_are_finite():
             return False
-        return not others or bool(self._others_finite_fn[1]().numpy())
+        if not others:
+            return True
+        is_finite = others_finite_fn()
+        return bool(is_finite.numpy())
 
     @tf.autograph.experimental.do_not_convert
     def compute_weights_finite(self) -> tf.Tensor:
@@ -558,9 +588,10 @@ def _get_optimizer_variables(
 ) -> list[Variable]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
-        return [
-            variable for item in optimizer.values() for variable in _get_optimizer_variables(item)
-        ]
+        all_variables: list[Variable] = []
+        for item in optimizer.values():
+            all_variables += _get_optimizer_variables(item)
+        return all_variables
     # It is a method of the optimizers of tf_keras.optimizers.legacy.
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
@@ -582,12 +613,11 @@ def _check_aggregations(items: Iterable[object]) -> None:
     unsupported = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
     for item in items:
         parts: Any = getattr(item, "values", None) or [item]
-        if (
-            isinstance(item, tf.Variable)
-            and len(parts) > 1
-            and (item.synchronization, item.aggregation) == unsupported
-        ):
-            name = parts[0].name.partition(":")[0]
+        if not isinstance(item, tf.Variable) or len(parts) == 1:
+            continue
+        if (item.synchronization, item.aggregation) == unsupported:
+            part_name = parts[0].name
+            name = part_name.partition(":")[0]
             raise UsageError(
                 f"the variable {name} has synchronization ON_READ and aggregation NONE, "
                 "and TensorFlow cannot save such a variable of several replicas; "
@@ -598,10 +628,11 @@ def _check_aggregations(items: Iterable[object]) -> None:
 
 def _native(variables: Iterable[Variable]) -> list[tf.Variable]:
     """Returns TensorFlow's variables, those of Keras 3 included."""
-    return [
-        variable.value if isinstance(variable, keras.Variable) else variable
-        for variable in variables
-    ]
+    native_variables: list[tf.Variable] = []
+    for variable in variables:
+        is_keras = isinstance(variable, keras.Variable)
+        native_variables.append(variable.value if is_keras else variable)
+    return native_variables
 
 
 def _all_finite(variables: Iterable[Variable]) -> tf.Tensor:
@@ -614,12 +645,15 @@ def _all_finite(variables: Iterable[Variable]) -> tf.Tensor:
         shape = variable.shape
         is_small = shape.is_fully_defined() and shape.num_elements() <= _SMALL
         key = (tuple(shape), variable.dtype) if is_small else number
-        groups.setdefault(key, []).append(variable)
+        group = groups.setdefault(key, [])
+        group.append(variable)
 
     sums = []
     for group in groups.values():
         values = tf.stack(group) if len(group) > 1 else group[0]
-        sums.append(tf.reduce_sum(tf.cast(values, tf.float32)))
+        values = tf.cast(values, tf.float32)
+        sums.append(tf.reduce_sum(values))
     if not sums:
         return tf.constant(True)
-    return tf.reduce_all(tf.math.is_finite(tf.stack(sums)))
+    are_finite = tf.math.is_finite(tf.stack(sums))
+    return tf.reduce_all(are_finite)

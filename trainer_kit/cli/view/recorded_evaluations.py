@@ -115,7 +115,8 @@ def choose_metric(
 
 def list_ledger_names(folder: Path) -> list[str]:
     """Returns the <name> of each file evals/<name>.jsonl, the training run's ledger first."""
-    names = sorted(path.stem for path in (folder / "evals").glob("*.jsonl") if path.is_file())
+    paths = (folder / "evals").glob("*.jsonl")
+    names = sorted(path.stem for path in paths if path.is_file())
     return sorted(names, key=lambda name: name != VALIDATION)
 
 
@@ -172,7 +173,10 @@ def read_evaluations(folder: Path, name: str) -> list[RecordedEvaluation]:
 
 def metric_names(evaluations: Iterable[RecordedEvaluation]) -> list[str]:
     """Returns the names of all metrics, in the order in which they first appear."""
-    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
+    names: dict[str, None] = {}
+    for evaluation in evaluations:
+        names |= dict.fromkeys(evaluation.metrics)
+    return list(names)
 
 
 def check_metric(metric: str, evaluations: Iterable[RecordedEvaluation], origin: str) -> None:
@@ -182,7 +186,8 @@ def check_metric(metric: str, evaluations: Iterable[RecordedEvaluation], origin:
     """
     names = metric_names(evaluations)
     if metric not in names:
-        raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggest_names(metric, names)}")
+        suggestion = suggest_names(metric, names)
+        raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggestion}")
 
 
 def rank_evaluations(
@@ -204,8 +209,10 @@ def rank_evaluations(
         evaluation.dataset: {} for evaluation, _ in candidates
     }
     sign = -1 if choice.comparison == "higher" else 1
-    for evaluation, _ in sorted(candidates, key=lambda pair: sign * pair[1]):
-        rankings[evaluation.dataset].setdefault(evaluation.step, evaluation)
+    candidates.sort(key=lambda pair: sign * pair[1])
+    for evaluation, _ in candidates:
+        ranking = rankings[evaluation.dataset]
+        ranking.setdefault(evaluation.step, evaluation)
     return {dataset: list(ranking.values()) for dataset, ranking in rankings.items()}
 
 
@@ -242,11 +249,13 @@ def select_kept_evaluations(
             continue
         scored = criterion.score(evaluation.step, evaluation.metrics, evaluation)
         if scored is not None:
-            scored_evaluations.setdefault(evaluation.dataset, []).append(scored)
+            candidates = scored_evaluations.setdefault(evaluation.dataset, [])
+            candidates.append(scored)
 
     kept_evaluations: dict[str, list[RecordedEvaluation]] = {}
     for dataset, candidates in scored_evaluations.items():
-        ranking = criterion.sort_best_first(criterion.fold(candidates))
+        selected = criterion.fold(candidates)
+        ranking = criterion.sort_best_first(selected)
         kept_evaluations[dataset] = [scored.record for scored in ranking]
     return kept_evaluations
 
@@ -268,7 +277,10 @@ def find_weights(
     if evaluation.checkpoint:
         prefixes.append(folder / evaluation.checkpoint)
     prefixes.append(folder / name)
-    return next((prefix for prefix in prefixes if _has_all_files(prefix)), None)
+    for prefix in prefixes:
+        if _has_all_files(prefix):
+            return prefix
+    return None
 
 
 def format_checkpoint_cell(evaluation: RecordedEvaluation, folder: Path) -> str:
@@ -277,7 +289,9 @@ def format_checkpoint_cell(evaluation: RecordedEvaluation, folder: Path) -> str:
     Returns "gone" when the run no longer has it.
     """
     checkpoint = evaluation.checkpoint
-    return "gone" if checkpoint and not _has_all_files(folder / checkpoint) else checkpoint
+    if not checkpoint:
+        return ""
+    return checkpoint if _has_all_files(folder / checkpoint) else "gone"
 
 
 def compare_with_info(
@@ -311,13 +325,18 @@ def compare_with_info(
 
 def _has_all_files(prefix: Path) -> bool:
     """Whether the index and all data files of a checkpoint exist. Their content is not checked."""
-    names = [
-        path.name
-        for path in prefix.parent.glob(f"{prefix.name}.*")
-        if parse_checkpoint_name(path.name) == prefix.name
-    ]
-    # The name of a data file ends with the number of data files.
-    matches = [re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name) for name in names]
-    part_counts = [int(match[1]) for match in matches if match]
+    names = []
+    part_counts = []
+    for path in prefix.parent.glob(f"{prefix.name}.*"):
+        name = path.name
+        if parse_checkpoint_name(name) != prefix.name:
+            continue
+        names.append(name)
+        # The name of a data file ends with the number of data files.
+        match = re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name)
+        if match:
+            part_counts.append(int(match[1]))
+
     has_all_parts = len(part_counts) == max(part_counts, default=-1)
-    return f"{prefix.name}.index" in names and has_all_parts
+    index_name = f"{prefix.name}.index"
+    return index_name in names and has_all_parts

@@ -163,7 +163,10 @@ class KerasCallbacks(Callback):
         run.model.stop_training = False
         self._attribute_states = [AttributeState(callback) for callback in self.callbacks]
         saved = self.saved_state
-        if saved is None or not (saved["stopped"] or saved["ended"] >= self.params["epochs"]):
+        has_ended = saved is not None and (
+            saved["stopped"] or saved["ended"] >= self.params["epochs"]
+        )
+        if not has_ended:
             # The methods of a LambdaCallback are the user's, those of other callbacks of Keras are
             # not.
             has_user_code = False
@@ -178,7 +181,8 @@ class KerasCallbacks(Callback):
             if run.step > 0 and has_user_code:
                 preservation = run.trainer.state.preserve_variables(everything=True)
             if saved is not None:
-                truncate_csv_files(self.callbacks, saved.get("files", {}))
+                lengths = saved.get("files", {})
+                truncate_csv_files(self.callbacks, lengths)
             with preservation:
                 self.call_method("on_train_begin", {})
         self.has_begun = True
@@ -217,8 +221,10 @@ class KerasCallbacks(Callback):
         """Returns logs of training under the names of Keras."""
         # The engine adds the rate to all logs, Keras to none. But a step may return a log of this
         # name.
-        step_logs = getattr(self._run.trainer.task, "train_log_specs", ())
-        return convert_logs(logs, {"learning_rate"} - set(step_logs))
+        task = self._run.trainer.task
+        step_logs = getattr(task, "train_log_specs", ())
+        exclude = {"learning_rate"} - set(step_logs)
+        return convert_logs(logs, exclude)
 
     def evaluation_begin(self, run: Run) -> None:
         """Calls `on_test_begin`."""
@@ -231,14 +237,16 @@ class KerasCallbacks(Callback):
         A checkpoint is saved before its evaluation, so a resume repeats what both methods around it
         change.
         """
-        best_metric = getattr(run.trainer.config.trainer, "best_checkpoint_eval_metric", "")
+        options = run.trainer.config.trainer
+        best_metric = getattr(options, "best_checkpoint_eval_metric", "")
         self._eval_logs = convert_logs(logs, {f"best_{best_metric}"})
 
         if run.evaluation is not None and run.evaluation.is_replayed:
             if run.epochs is None:
                 return
             # The callbacks have seen the end of the epoch, and so this evaluation.
-            if run.epochs.count_completed(run.step) <= self._ended_epochs:
+            completed_epochs = run.epochs.count_completed(run.step)
+            if completed_epochs <= self._ended_epochs:
                 return
             self.call_method("on_test_begin", {})
         self.call_method("on_test_end", dict(self._eval_logs))
@@ -273,7 +281,8 @@ class KerasCallbacks(Callback):
         if run.model.stop_training:
             self._was_stopped = True
             run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
-        is_last_step = run.total_steps is not None and run.step >= run.total_steps
+        total_steps = run.total_steps
+        is_last_step = total_steps is not None and run.step >= total_steps
         if self._was_stopped or is_last_step:
             self._end_training(run, epoch_logs)
 
@@ -298,7 +307,8 @@ class KerasCallbacks(Callback):
         self.call_method("on_train_end", logs)
 
         only_history = all(is_keras_callback(callback, "History") for callback in self.callbacks)
-        if getattr(optimizer, "use_ema", False) or not only_history:
+        has_average = getattr(optimizer, "use_ema", False)
+        if has_average or not only_history:
             run.save(overwrite=True)
 
     def state(self) -> dict[str, Any]:
@@ -306,7 +316,8 @@ class KerasCallbacks(Callback):
         callback_states = []
         for attributes in self._attribute_states:
             name = type(attributes.callback).__name__
-            callback_states.append([name, attributes.get_changes()])
+            changes = attributes.get_changes()
+            callback_states.append([name, changes])
         return {
             "loop": self._loop_logs,
             "ended": self._ended_epochs,
@@ -340,7 +351,8 @@ class KerasCallbacks(Callback):
             return
 
         self._train_batch_hooks.begun_step = state.get("begun")
-        truncate_csv_files(self.callbacks, state.get("files", {}))
+        lengths = state.get("files", {})
+        truncate_csv_files(self.callbacks, lengths)
         epoch = self._run.epoch
         if epoch is not None and epoch > self._ended_epochs:
             # The bar begins in a process that resumes inside an epoch, or at its end, too.
@@ -362,7 +374,8 @@ class KerasCallbacks(Callback):
         with self._summaries.activate():
             for callback in self.callbacks:
                 try:
-                    getattr(callback, method)(*arguments)
+                    function = getattr(callback, method)
+                    function(*arguments)
                 except (StopIteration, tf.errors.OutOfRangeError) as error:
                     # A training loop would take such an error for the end of its data.
                     raise RuntimeError(
@@ -489,10 +502,9 @@ class FitCallbacks(KerasCallbacks):
         """Prints the epoch in which a resumed run continues."""
         resumes = not self._has_trained and run.step > 0
         if resumes and run.is_chief and self.params["verbose"]:
-            completed_epochs = run.step // self.params["steps"]
+            epoch = run.step // self.params["steps"] + 1
             _print_line(
-                f"the run resumes in epoch {completed_epochs + 1} of {self.params['epochs']}, at"
-                f" step {run.step}"
+                f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}"
             )
         self._has_trained = True
 
@@ -504,7 +516,8 @@ class FitCallbacks(KerasCallbacks):
 
     def state(self) -> dict[str, Any]:
         """Returns also the step. See KerasCallbacks."""
-        return {**super().state(), "step": self._run.step}
+        state = super().state()
+        return {**state, "step": self._run.step}
 
     def finish(self, model: CompiledModel, model_dir: str) -> History:
         """Returns the History after the run, and makes it that of the model.
@@ -531,15 +544,17 @@ class FitCallbacks(KerasCallbacks):
             data = self._data
             if self.saved_state is not None and isinstance(data, (DatasetPasses, PyDatasetEpochs)):
                 # A later fit of the program may continue to read the same data.
+                saved_step = self.saved_state.get("step", 0)
                 total_steps = self.params["epochs"] * self.params["steps"]
-                steps = min(self.saved_state.get("step", 0), total_steps)
+                steps = min(saved_step, total_steps)
                 passes = math.ceil(steps / data.steps_per_pass)
                 data.begin_passes(passes)
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._was_stopped else "ended"
             advice = "" if self._was_stopped else ", or more epochs to go on"
+            epoch_count = len(self.history.epoch)
             _print_line(
-                f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)}"
+                f"nothing to do: the run in {model_dir} {how} after {epoch_count}"
                 f" epochs; give another model_dir to start a new run{advice}"
             )
         elif self.params["verbose"] and self._run.is_chief:
@@ -571,7 +586,8 @@ def split_callbacks(callbacks: Callbacks) -> tuple[list[Callback], list[KerasCal
     others: list[KerasCallback] = []
     if callbacks is not None:
         # A CallbackList has its callbacks in an attribute. Lists may be nested.
-        for entry in keras.tree.flatten(getattr(callbacks, "callbacks", callbacks)):
+        nested_callbacks = getattr(callbacks, "callbacks", callbacks)
+        for entry in keras.tree.flatten(nested_callbacks):
             if isinstance(entry, Callback):
                 native_callbacks.append(entry)
             else:
@@ -602,7 +618,8 @@ def convert_logs(logs: Mapping[str, object], exclude: Set[str] = frozenset()) ->
         if name in exclude:
             continue
         if isinstance(value, Mapping):
-            for inner_name, part in convert_logs(value).items():
+            inner_values = convert_logs(value)
+            for inner_name, part in inner_values.items():
                 values[f"{name}/{inner_name}"] = part
             continue
 
@@ -614,7 +631,8 @@ def convert_logs(logs: Mapping[str, object], exclude: Set[str] = frozenset()) ->
         array = np.asarray(value)
         if array.dtype.kind in "biuf":
             values[keras_name] = array
-    return dict(sorted(values.items()))
+    sorted_items = sorted(values.items())
+    return dict(sorted_items)
 
 
 def acts_on_batches(callback: KerasCallback, methods: Sequence[str]) -> bool:
@@ -633,7 +651,9 @@ def acts_on_batches(callback: KerasCallback, methods: Sequence[str]) -> bool:
         if is_of_keras and cls.__name__ == "Callback":
             return False
         if any(method in vars(cls) for method in methods):
-            condition = _CONDITIONS.get(cls.__name__) if is_of_keras else None
+            condition = None
+            if is_of_keras:
+                condition = _CONDITIONS.get(cls.__name__)
             if condition is None or condition(callback):
                 return True
     return False

@@ -50,8 +50,10 @@ class RetrievalAccuracy(keras.metrics.Mean):
                 " for each example"
             )
 
-        self._gallery = tf.math.l2_normalize(tf.constant(embeddings), axis=1)
-        self._labels = _class_numbers(tf.constant(classes))
+        gallery_tensor = tf.constant(embeddings)
+        self._gallery = tf.math.l2_normalize(gallery_tensor, axis=1)
+        label_tensor = tf.constant(classes)
+        self._labels = _class_numbers(label_tensor)
 
     def update_state(
         self,
@@ -72,16 +74,20 @@ class RetrievalAccuracy(keras.metrics.Mean):
         similarities = tf.matmul(queries, self._gallery, transpose_b=True)
         nearest = tf.argmax(similarities, axis=1)
         nearest_labels = tf.gather(self._labels, nearest)
-        labels = _class_numbers(tf.convert_to_tensor(y_true))
+        labels = tf.convert_to_tensor(y_true)
+        labels = _class_numbers(labels)
         hits = tf.equal(nearest_labels, labels)
-        super().update_state(tf.cast(hits, tf.float32), sample_weight)
+        values = tf.cast(hits, tf.float32)
+        super().update_state(values, sample_weight)
 
 
 def _class_numbers(labels: tf.Tensor) -> tf.Tensor:
     """Returns labels as int64 [examples]."""
-    if labels.shape.rank == 2 and labels.shape[1] != 1:
+    are_rows = labels.shape.rank == 2 and labels.shape[1] != 1
+    if are_rows:
         return tf.argmax(labels, axis=1)
-    return tf.cast(tf.reshape(labels, [-1]), tf.int64)
+    flat_labels = tf.reshape(labels, [-1])
+    return tf.cast(flat_labels, tf.int64)
 
 
 class BCTModel(keras.Model):
@@ -175,7 +181,8 @@ class BCTModel(keras.Model):
         )
 
         raw_outputs = self.old_classifier(embedding, training=False)
-        outputs = tf.cast(get_single_output(raw_outputs), tf.float32)
+        classifier_outputs = get_single_output(raw_outputs)
+        outputs = tf.cast(classifier_outputs, tf.float32)
         losses = self.influence_loss(y_old, outputs)
         if sample_weight is not None:
             weights = tf.reshape(sample_weight, [-1])
@@ -189,7 +196,8 @@ class BCTModel(keras.Model):
         # Keras adds up the losses of all replicas. The count is 0 on a replica that a small batch
         # leaves empty.
         strategy = tf.distribute.get_strategy()
-        count = tf.size(losses) * strategy.num_replicas_in_sync
+        replicas = strategy.num_replicas_in_sync
+        count = tf.size(losses) * replicas
         count = tf.cast(count, losses.dtype)
         total = tf.reduce_sum(losses)
         mean = tf.math.divide_no_nan(total, count)
@@ -215,7 +223,8 @@ class BCTModel(keras.Model):
         else:
             probabilities = tf.maximum(outputs, _LEAST_PROBABILITY)
             log_probabilities = tf.math.log(probabilities)
-        return -tf.reduce_sum(y_old * log_probabilities, axis=1)
+        products = y_old * log_probabilities
+        return -tf.reduce_sum(products, axis=1)
 
     def compute_metrics(
         self,
@@ -236,9 +245,11 @@ class BCTModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config that a `.keras` file contains: all arguments but the gallery."""
+        config = super().get_config()
+        old_classifier = keras.saving.serialize_keras_object(self.old_classifier)
         return {
-            **super().get_config(),
-            "old_classifier": keras.saving.serialize_keras_object(self.old_classifier),
+            **config,
+            "old_classifier": old_classifier,
             "old_classes": list(self.old_classes),
             "influence_weight": self.influence_weight,
             "old_from_logits": self.old_from_logits,
@@ -288,14 +299,16 @@ def _build_target_rows(labels: tf.Tensor, classes: Sequence[int]) -> tf.Tensor:
     A row is zeros where the label is none of `classes`.
     """
     labels = tf.convert_to_tensor(labels)
-    if labels.shape.rank == 2 and labels.shape[1] != 1:
+    columns = list(classes)
+    are_rows = labels.shape.rank == 2 and labels.shape[1] != 1
+    if are_rows:
         rows = tf.cast(labels, tf.float32)
-        return tf.gather(rows, list(classes), axis=1)
+        return tf.gather(rows, columns, axis=1)
 
     # [batch, 1] and [classes] are compared as [batch, classes].
     numbers = tf.reshape(labels, [-1, 1])
     numbers = tf.cast(numbers, tf.int64)
-    class_numbers = tf.constant(list(classes), tf.int64)
+    class_numbers = tf.constant(columns, tf.int64)
     matches = tf.equal(numbers, class_numbers)
     return tf.cast(matches, tf.float32)
 
@@ -313,8 +326,9 @@ def _check_classes(
         classes = tuple(int(label) for label in labels)
 
     # The number of new classes is None where the shape of the predictions is not known.
-    are_new_classes = new_count is None or set(classes) <= set(range(new_count))
-    are_distinct = len(set(classes)) == len(classes)
+    distinct_classes = set(classes)
+    are_new_classes = new_count is None or distinct_classes <= set(range(new_count))
+    are_distinct = len(distinct_classes) == len(classes)
     if len(classes) != count or not are_distinct or not are_new_classes:
         raise UsageError(
             f"old_classes: {list(classes)} are not the labels of the {count} classes of the old"
@@ -343,7 +357,8 @@ def load_frozen_classifier(classifier: keras.Layer | str | os.PathLike[str]) -> 
                 layer = keras.saving.load_model(path, compile=False)
             else:
                 # Keras 3 exports an endpoint `serve`, older programs a signature.
-                is_export = hasattr(tf.saved_model.load(path), "serve")
+                saved_model = tf.saved_model.load(path)
+                is_export = hasattr(saved_model, "serve")
                 endpoint = "serve" if is_export else "serving_default"
                 layer = keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
         except (OSError, ValueError) as error:
@@ -353,8 +368,9 @@ def load_frozen_classifier(classifier: keras.Layer | str | os.PathLike[str]) -> 
             ) from error
 
     if not isinstance(layer, keras.Layer):
+        class_name = type(classifier).__name__
         raise UsageError(
-            f"old_classifier: {type(classifier).__name__} is no model or layer of Keras 3; give"
+            f"old_classifier: {class_name} is no model or layer of Keras 3; give"
             " one, or the path of a SavedModel or a .keras file"
         )
     layer.trainable = False
@@ -390,7 +406,8 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
     embeddings = embeddings.astype(np.float32)
     # A TFSMLayer raises a TypeError.
     try:
-        outputs = get_single_output(classifier(embeddings, training=False))
+        raw_outputs = classifier(embeddings, training=False)
+        outputs = get_single_output(raw_outputs)
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(
             f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new"
@@ -401,7 +418,8 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
     values = np.asarray(outputs, np.float64)
     are_probabilities = bool((values >= 0).all())
     if are_probabilities:
-        are_probabilities = np.allclose(values.sum(axis=1), 1, atol=1e-2)
+        row_sums = values.sum(axis=1)
+        are_probabilities = np.allclose(row_sums, 1, atol=1e-2)
     if are_probabilities == from_logits:
         kind = "probabilities" if are_probabilities else "logits, which do not sum to 1"
         raise UsageError(

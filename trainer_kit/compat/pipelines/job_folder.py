@@ -41,7 +41,8 @@ class JobFolder:
         for record_path in glob.glob(pattern):
             name = os.path.basename(record_path)
             if parse_checkpoint_name(name):
-                prefixes.append(record_path.removesuffix(RECORD_SUFFIX))
+                prefix = record_path.removesuffix(RECORD_SUFFIX)
+                prefixes.append(prefix)
         return max(prefixes, key=parse_step, default=None)
 
     def last_epoch(self) -> int:

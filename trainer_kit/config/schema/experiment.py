@@ -167,7 +167,9 @@ class TaskConfig(Config):
       allow_image_summary: Whether tasks that can show images in TensorBoard do so.
     """
 
+    # The fields that take one section, or several as a mapping by name.
     one_or_several = ("validation_data",)
+    # Where an experiment has this section, for messages about a section that is built alone.
     path_in_experiment = "task"
 
     init_checkpoint: InitCheckpoint = ""
@@ -209,8 +211,8 @@ class CallbackConfig(Config):
 class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate.
 
-    A plain number counts steps. Where the table names more, "3 epochs" counts passes over the
-    training data, "20 %" is a share of the run, and "30 min" is a time.
+    A plain number counts steps. Fields whose type is a duration also take "3 epochs", passes over
+    the training data, "20 %", a share of the run, or "30 min", a time. The type names which.
 
     Attributes:
       optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the
@@ -447,26 +449,39 @@ class TrainerConfig(Config):
                 f"optimizer_config.ema averages all weights; remove it, or that of {names}",
             )
 
-        averages = {
-            f"optimizers.{name}.ema": section.ema for name, section in self.optimizers.items()
-        }
+        yield from self._evaluated_weights_rules(common_average)
+
+    def _evaluated_weights_rules(self, common_average: object) -> Iterator[tuple[str, str]]:
+        """Checks that all averages of a run evaluate the same weights.
+
+        Args:
+          common_average: The section optimizer_config.ema, or what a Model Garden task has there.
+        """
+        averages: dict[str, object] = {}
+        for name, section in self.optimizers.items():
+            averages[f"optimizers.{name}.ema"] = section.ema
         averages["optimizer_config.ema"] = common_average
-        evaluated = {
-            path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)
-        }
-        first, *others = evaluated or [""]
-        for path in others:
-            if evaluated[path] != evaluated[first]:
-                problem = (
-                    f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}"
-                )
+
+        # The lists of weights to evaluate, by the path of their section.
+        evaluated_weights: dict[str, list[str]] = {}
+        for path, average in averages.items():
+            if isinstance(average, EMAConfig):
+                evaluated_weights[path] = list(average.evaluate)
+        if not evaluated_weights:
+            return
+
+        first_path = next(iter(evaluated_weights))
+        first_weights = evaluated_weights[first_path]
+        for path, weights in evaluated_weights.items():
+            if weights != first_weights:
+                problem = f"{weights} differs from trainer.{first_path}.evaluate, {first_weights}"
                 yield f"{path}.evaluate", f"{problem}; set both to the same list"
 
         # Several evaluations of a step see the same data.
-        if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
-            problem = f"{evaluated[first]} needs the same data for each"
+        if len(first_weights) > 1 and not self.eval_recreate_iterator:
+            problem = f"{first_weights} needs the same data for each"
             yield (
-                f"{first}.evaluate",
+                f"{first_path}.evaluate",
                 f"{problem}; set eval_recreate_iterator=true, or evaluate one of them",
             )
 
@@ -495,7 +510,7 @@ class ExperimentConfig(Config):
         """
         yield from self._validation_set_rules()
 
-        # The door to Model Garden has task sections of other classes.
+        # A converted experiment of Model Garden has a task section of another class.
         if isinstance(self.task, TaskConfig):
             yield from self.task.rules_with_trainer(self.trainer)
 
@@ -526,18 +541,17 @@ class ExperimentConfig(Config):
                 f"{fuse_steps} needs steps that run as a graph; set runtime.run_eagerly=false",
             )
 
-        # The other rules are for several replicas, whose number is that of the virtual CPUs.
-        if (
-            runtime.virtual_cpus < 2
-            or runtime.tpu
-            or runtime.distribution_strategy not in ("auto", "mirrored")
-        ):
-            return
-        replicas = runtime.virtual_cpus
-        if fuse_steps > 1:
+        # With virtual CPUs the number of replicas is known before the run.
+        mirrors = runtime.distribution_strategy in ("auto", "mirrored") and not runtime.tpu
+        if mirrors and runtime.virtual_cpus > 1:
+            yield from self._replica_rules(runtime.virtual_cpus)
+
+    def _replica_rules(self, replicas: int) -> Iterator[tuple[str, str]]:
+        """Checks what several replicas require."""
+        if self.trainer.fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
-                f"{fuse_steps} needs one replica; {XLA_REPLICA_LIMIT}:"
+                f"{self.trainer.fuse_steps} needs one replica; {XLA_REPLICA_LIMIT}:"
                 " set fuse_steps=1, or use one device",
             )
         for path, batch in self.get_training_batch_sizes():

@@ -40,11 +40,13 @@ class BestFolder(WeightsFolder):
         for step in self.steps():
             info = read_recorded_info(self.path, step)
             # A record of the weights may lack the info that info.json has.
-            if info is None and best_info is not None and best_info["step"] == step:
+            is_best = best_info is not None and best_info["step"] == step
+            if info is None and is_best:
                 info = best_info
             if info is None or info["metric"] != metric:
                 continue
-            if not describe_damage(self.prefix(step)):
+            prefix = self.prefix(step)
+            if not describe_damage(prefix):
                 infos[step] = info
         return infos
 
@@ -73,9 +75,11 @@ class BestFolder(WeightsFolder):
         content = self.format_info(info)
         old_content = files.read_json(self.info_path)
         # Contents are compared as text, since NaN has to equal NaN.
-        if json.dumps(old_content) != json.dumps(content):
+        old_text = json.dumps(old_content)
+        if old_text != json.dumps(content):
             files.write_json(self.info_path, content, point="best.info")
-        write_pointer(self.path, [self.prefix(info["step"])], point="best.pointer")
+        prefix = self.prefix(info["step"])
+        write_pointer(self.path, [prefix], point="best.pointer")
 
     def update_best(self, ranked_steps: Sequence[int]) -> None:
         """Names the first of the steps `ranked_steps` whose weights somebody has not removed."""
@@ -110,4 +114,5 @@ class BestFolder(WeightsFolder):
           StorageError: when the record cannot be written.
         """
         if self.is_writer:
-            write_commit_record(self.prefix(info["step"]), point="best.record", info=info)
+            prefix = self.prefix(info["step"])
+            write_commit_record(prefix, point="best.record", info=info)

@@ -60,7 +60,8 @@ class Criterion:
         self, step: int, metrics: Mapping[str, object], record: Any
     ) -> ScoredEvaluation | None:
         """Returns `record` as a candidate, or None when its metric is missing or not finite."""
-        value = flatten_scalars(metrics, "|").get(self.metric, math.nan)
+        scalars = flatten_scalars(metrics, "|")
+        value = scalars.get(self.metric, math.nan)
         return ScoredEvaluation(step, value, record) if math.isfinite(value) else None
 
     def fold(self, candidates: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
@@ -74,14 +75,17 @@ class Criterion:
         self, selected: Sequence[ScoredEvaluation], new: ScoredEvaluation
     ) -> list[ScoredEvaluation]:
         """Returns the kept evaluations after `new` was considered."""
-        if any(evaluation.step == new.step for evaluation in selected):
+        selected_steps = {evaluation.step for evaluation in selected}
+        if new.step in selected_steps:
             return list(selected)
         if len(selected) < self.keep:
             return [*selected, new]
 
         # Of equal evaluations the later one is the worst.
-        worst = self.sort_best_first(selected)[-1]
-        gain = _SIGNS[self.comparison] * (new.value - worst.value)
+        ranked = self.sort_best_first(selected)
+        worst = ranked[-1]
+        sign = _SIGNS[self.comparison]
+        gain = sign * (new.value - worst.value)
         if gain <= self.min_delta:
             return list(selected)
         others = [evaluation for evaluation in selected if evaluation is not worst]
@@ -94,4 +98,5 @@ class Criterion:
 
     def best(self, evaluations: Iterable[ScoredEvaluation]) -> ScoredEvaluation | None:
         """Returns the best kept evaluation, or None when nothing is kept."""
-        return next(iter(self.sort_best_first(evaluations)), None)
+        ranked = self.sort_best_first(evaluations)
+        return ranked[0] if ranked else None

@@ -69,7 +69,9 @@ def read_recorded_info(export_dir: str, step: int) -> BestInfo | None:
     prefix = os.path.join(export_dir, f"ckpt-{step}")
     record = read_commit_record(prefix) or {}
     info: Any = record.get("info")
-    return info if is_info(info) and info["step"] == step else None
+    if not is_info(info):
+        return None
+    return info if info["step"] == step else None
 
 
 def build_info(step: int, metrics: Mapping[str, object], metric: str) -> BestInfo:
@@ -96,13 +98,16 @@ def is_info(value: object) -> TypeGuard[BestInfo]:
         return False
     kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
     for key, kind in kinds.items():
-        if not isinstance(value.get(key), kind):
+        entry = value.get(key)
+        if not isinstance(entry, kind):
             return False
 
-    for number in (value["step"], value["value"], *value["metrics"].values()):
+    metrics = value["metrics"]
+    for number in (value["step"], value["value"], *metrics.values()):
         # A bool is an int for Python.
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             return False
     if value.get("checkpoint") != f"ckpt-{value['step']}":
         return False
-    return math.isfinite(from_json_number(value["value"]))
+    best_value = from_json_number(value["value"])
+    return math.isfinite(best_value)
