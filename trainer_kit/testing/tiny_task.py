@@ -93,12 +93,15 @@ class TinyTask(Task):
 def tiny_arrays(training: bool, examples: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
     """Returns points, float32 [examples, FEATURES], and labels, int32 [examples].
 
-    The same rule gives the labels of both datasets.
+    The same rule gives the labels of both datasets. The arrays cannot be written to.
     """
     rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
     generator = np.random.default_rng(1 if training else 2)
     points = generator.uniform(-1, 1, (examples, FEATURES)).astype(np.float32)
     labels = np.argmax(points @ rule, axis=1).astype(np.int32)
+    # Every caller gets these arrays.
+    points.flags.writeable = False
+    labels.flags.writeable = False
     return points, labels
 
 

@@ -51,6 +51,7 @@ class _PoisonedTask(LinearTask):
         """Returns the points; those of one training example are NaN."""
         points, labels = tiny_arrays(bool(params.is_training))
         if params.is_training:
+            points = points.copy()
             points[42] = np.nan
         return ArraySource((points, labels), params)
 
