@@ -13,9 +13,10 @@
 
 Training has this order:
 
-    _catch_up       does what an earlier start has left undone at the first step
-    _run_loop       trains up to `steps_per_loop` steps, without a return to this module
-    _run_boundary   does what is due between two loops, in the order of callbacks/callback.py
+    _catch_up         does what an earlier start has left undone at the first step
+    _run_loop         trains up to `steps_per_loop` steps in one call of `trainer.train`
+    _run_boundary     does what is due after the loop, in the order of callbacks/callback.py
+    save_checkpoint   saves the last step, unless its boundary has done so
 
 Loops and boundaries alternate. Four things end the alternation or take it back:
 
@@ -33,8 +34,8 @@ Loops and boundaries alternate. Four things end the alternation or take it back:
 Four objects from other modules have the state between these calls:
 
     Requests            What callbacks have asked for with `run.stop`, `run.save`, `run.evaluate`
-                        and `run.rewind`. They are taken after loop_end, after each evaluation and
-                        after boundary_end, which empties `run.requests`.
+                        and `run.rewind`. The controller takes them, which empties `run.requests`,
+                        after loop_end, after each evaluation and after boundary_end.
     EvaluationState     Which validation sets are evaluated at a step, which of these evaluations
                         the callbacks have received, and which sets callbacks have asked for.
     InterruptedLoop     The first and last step of a loop that a stop has cut. It is in the
@@ -311,8 +312,7 @@ class Controller:
             self.callbacks.call_begin_and_end("train"),
             writer.as_default(),
         ):
-            has_ended = False
-            while not has_ended:
+            while True:
                 # The run begins here, or continues from the step to which it has gone back.
                 try:
                     with convert_system_exit():
@@ -322,9 +322,9 @@ class Controller:
                             loop = self._run_loop(schedule)
                             logs = self._run_boundary(loop, schedule)
                             last_logs.add(logs, self.run.step)
-                    has_ended = True
+                    break
                 except RunStopped:
-                    has_ended = True
+                    break
                 except RunRewound:
                     continue
                 except Exception as error:
@@ -342,8 +342,8 @@ class Controller:
         """Runs one training loop.
 
         Returns:
-          The loop, to be reported. None if it took no step since the data has ended, or if a stop
-          interrupted it. An interrupted loop is reported by the process that ends it.
+          The loop, to be reported. None if it took no step, as where the data has ended, or if a
+          stop interrupted it. An interrupted loop is reported by the process that ends it.
         """
         trainer = _require(self.trainer, "trainer")
 
@@ -417,7 +417,7 @@ class Controller:
         requests = self._carry_out_requests(saves_now=False)
 
         # 3. boundary_begin: the engine checks whether the loop that ended at this step has diverged.
-        # After a loop without a step that is the loop before. In an interrupted loop none has ended.
+        # If the newest loop took no step, it is the one before. An interrupted loop has not ended.
         last_loop = self.run.loop
         if last_loop is not None and last_loop.end == self.run.step:
             self.callbacks.call("boundary_begin", last_loop.logs)
@@ -431,8 +431,8 @@ class Controller:
         self._save_if_due(requests, schedule)
         self._check_data_has_not_ended()
 
-        # 5. evaluation of the validation sets that are due or asked for. Intervals count from the
-        # begin of the loop in an earlier process, since no boundary came where it was interrupted.
+        # 5. evaluation of the validation sets that are due or asked for. A loop that an earlier
+        # process has begun counts from its begin: where it was interrupted, nothing was evaluated.
         step = self.run.step
         loop_begin, _ = self.loop_range
         due = schedule.due_sets(
@@ -835,13 +835,14 @@ class Controller:
         Raises the error when no callback requests that.
         """
         self.run.read_step()
-        # Earlier requests are dropped with the loop.
+        # Requests from before the error are dropped with the loop.
         self.run.requests = Requests()
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, CollectiveDivergedError):
             # Other workers may not have the error.
             raise error
 
+        # Of the requests that `exception` has made, only a rewind is carried out.
         requests = self.callbacks.take_requests()
         if requests.rewind_step is None:
             raise error

@@ -261,8 +261,7 @@ def run_experiment(
             with controller.callbacks.call_begin_and_end("run"):
                 # Mode eval has already evaluated the same weights.
                 evaluates_last = mode == "train_and_post_eval" or (run_post_eval and mode != "eval")
-                has_ended = False
-                while not has_ended:
+                while True:
                     try:
                         if plan.trains:
                             logs = controller.train_and_evaluate(
@@ -279,7 +278,7 @@ def run_experiment(
 
                         if evaluates_last and not was_stopped(signals, trainer):
                             logs = controller.evaluate(steps=config.trainer.validation_steps)
-                        has_ended = True
+                        break
                     except RunRewound:
                         # In the last evaluation a callback has rewound the run, so it trains again.
                         continue
