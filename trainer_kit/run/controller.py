@@ -1,23 +1,49 @@
-"""The outer loop of a run: training loops, evaluations, saves and events, and nothing else.
+"""Controller: the outer loop of a run. It runs training loops, evaluations, saves and events.
 
-`Controller.train_and_evaluate` catches up on what an earlier start has left undone at its first
-step. Then it alternates training loops with boundaries. `Controller.boundary` is what happens
-between two loops, in the order that callbacks/callback.py promises.
+    controller = Controller(
+        trainer=trainer,
+        evaluator=trainer,
+        global_step=trainer.global_step,
+        checkpoint_manager=manager,
+        callbacks=callbacks,
+        steps_per_loop=100,
+    )
+    controller.restore_checkpoint()
+    logs = controller.train_and_evaluate(train_steps=10_000, eval_interval=1_000)
 
-Four things end this sequence or take it back:
+Training has this order:
+
+    _catch_up         does what an earlier start has left undone at the first step
+    _run_loop         trains up to `steps_per_loop` steps in one call of `trainer.train`
+    _run_boundary     does what is due after the loop, in the order of callbacks/callback.py
+    save_checkpoint   saves the last step, unless its boundary has done so
+
+Loops and boundaries alternate. Four things end the alternation or take it back:
 
     the last step       `run.step` reaches `run.total_steps`, or the data ends. The step is saved,
                         and all validation sets are evaluated.
-    a callback's stop   `run.stop` sets `run.requests.stop_reason`. When the requests are taken it
-                        becomes `run.stop_reason`. The current step then counts as the last one.
+    a callback's stop   `run.stop` makes a request. Once the request is taken, `run.stop_reason` is
+                        set, and the current step counts as the last one.
     a stop request      A signal, or `trainer.request_stop`. `should_stop` becomes true. The loop
                         ends before its next step. The step is saved and not evaluated: RunStopped
                         skips the rest of the boundary. A later process resumes from there.
-    a rewind            `run.rewind` sets `run.requests.rewind_step`. When the requests are taken
-                        the checkpoint of that step is restored. RunRewound skips the rest of the
-                        boundary, and the run catches up at that step as at its first one.
+    a rewind            `run.rewind` makes a request. Once the request is taken, the checkpoint of
+                        an earlier step is restored. RunRewound skips the rest of the boundary, and
+                        the run catches up at that step as at its first one.
 
-Requests are taken after loop_end, after each evaluation and after boundary_end.
+Four objects from other modules have the state between these calls:
+
+    Requests            What callbacks have asked for with `run.stop`, `run.save`, `run.evaluate`
+                        and `run.rewind`. The controller takes them, which empties `run.requests`,
+                        after loop_end, after each evaluation and after boundary_end.
+    EvaluationState     Which validation sets are evaluated at a step, which of these evaluations
+                        the callbacks have received, and which sets callbacks have asked for.
+    InterruptedLoop     The first and last step of a loop that a stop has cut. It is in the
+                        checkpoint, so the process that resumes ends this loop at the same step.
+    LoopChecker         Compares global_step after a loop with the step that the loop was asked to
+                        reach. It raises an error after a loop that does not advance, and warns once
+                        of one that falls short or goes too far. After a stop, or where the data
+                        ends, a short loop is expected.
 
 A loop covers the steps by which global_step has moved, which may differ from the number that it was
 asked for. An interval is due if one of its multiples is among them.
@@ -52,7 +78,7 @@ from trainer_kit.run.evaluation_state import (
     Logs,
     ungroup_single_set,
 )
-from trainer_kit.run.progress import REPORT_PHASE, Phases
+from trainer_kit.run.progress import END_PHASE, REPORT_PHASE, Phases
 from trainer_kit.runtime.collectives import broadcast_int
 from trainer_kit.telemetry.summary_manager import SummaryManager, SummaryManagerLike
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -113,8 +139,15 @@ class BoundarySchedule:
 class Controller:
     """Drives a Trainer through training loops, evaluations and saves.
 
-    The methods `train`, `evaluate`, `train_and_evaluate` and `evaluate_continuously` have the names
-    of Orbit's. They are called eagerly.
+    The methods of a caller have the names of Orbit's. They are called eagerly, on all workers:
+
+        restore_checkpoint      restores a checkpoint, or initialises the weights. It comes first.
+        train                   trains up to a step
+        train_and_evaluate      trains up to a step, with evaluations on the way and at the end
+        evaluate                evaluates the current weights
+        evaluate_continuously   evaluates the checkpoints that another process saves
+        save_checkpoint         starts a save of the current step
+        sync                    waits for the save in flight
 
     Args:
       trainer: The BaseTrainer that trains. None in modes that do not train.
@@ -138,7 +171,8 @@ class Controller:
     Attributes:
       run: The Run that callbacks receive.
       loop_range: The global steps (begin, end) planned for the current training loop, or for the
-        last one.
+        last one. A loop that an earlier process has begun keeps its begin, so this may be before
+        the first step that this process trains. That step is `run.loop.begin`.
     """
 
     def __init__(
@@ -184,7 +218,7 @@ class Controller:
             trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
         )
 
-        # The state of evaluations and checkpoints. A late save comes from another thread.
+        # The state of evaluations and checkpoints. Progress.save_late saves from another thread.
         self._evaluations = EvaluationState(self.strategy, history)
         self._save_lock = threading.RLock()
         # The step of the last checkpoint that callbacks know.
@@ -278,20 +312,19 @@ class Controller:
             self.callbacks.call_begin_and_end("train"),
             writer.as_default(),
         ):
-            has_ended = False
-            while not has_ended:
+            while True:
                 # The run begins here, or continues from the step to which it has gone back.
                 try:
                     with convert_system_exit():
                         logs = self._catch_up(schedule)
                         last_logs.add(logs, self.run.step)
                         while not (self._is_last_step() or self.should_stop):
-                            loop = self._train_loop(schedule)
-                            logs = self.boundary(loop, schedule)
+                            loop = self._run_loop(schedule)
+                            logs = self._run_boundary(loop, schedule)
                             last_logs.add(logs, self.run.step)
-                    has_ended = True
+                    break
                 except RunStopped:
-                    has_ended = True
+                    break
                 except RunRewound:
                     continue
                 except Exception as error:
@@ -305,10 +338,12 @@ class Controller:
             self.sync()
         return last_logs.logs
 
-    def _train_loop(self, schedule: BoundarySchedule) -> Loop | None:
+    def _run_loop(self, schedule: BoundarySchedule) -> Loop | None:
         """Runs one training loop.
 
-        Returns None if the loop took no step, or if a stop interrupted it.
+        Returns:
+          The loop, to be reported. None if it took no step, as where the data has ended, or if a
+          stop interrupted it. An interrupted loop is reported by the process that ends it.
         """
         trainer = _require(self.trainer, "trainer")
 
@@ -321,7 +356,9 @@ class Controller:
             *self._boundary_intervals,
             self.callbacks.find_next_boundary(step),
         )
+        # An interrupted loop continues, so its begin is before the current step.
         begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
+        self.loop_range = (begin, end)
         steps = end - step
         self.callbacks.call("loop_begin", steps)
 
@@ -331,7 +368,6 @@ class Controller:
             steps_tensor = tf.constant(steps, tf.int32)
             self._cached_steps = (steps, steps_tensor)
 
-        self.loop_range = (begin, end)
         start = time.perf_counter()
         # The data may end inside the loop, which then returns nothing.
         output: object = None
@@ -349,19 +385,18 @@ class Controller:
         first_step_seconds = trainer.first_step_at - start
         self.times.add_loop(reached - step, trainer.input_seconds, first_step_seconds)
 
-        # A resumed run ends and reports an interrupted loop at the step at which it would have
-        # ended.
+        # The next checkpoint contains the range of an interrupted loop.
         is_interrupted = begin < reached < end and self.should_stop
         self._interrupted_loop.steps = self.loop_range if is_interrupted else None
         if reached == step or is_interrupted:
             return None
         return Loop(step, reached, seconds, logs)
 
-    def boundary(self, loop: Loop | None, schedule: BoundarySchedule) -> Logs:
+    def _run_boundary(self, loop: Loop | None, schedule: BoundarySchedule) -> Logs:
         """Does what is due at the step between two training loops.
 
         Args:
-          loop: The training loop that has ended. None if it is not to be reported.
+          loop: The training loop that has ended. None if it took no step or was interrupted.
           schedule: What the run evaluates and saves on the way to its last step.
 
         Returns:
@@ -378,10 +413,11 @@ class Controller:
             self.run.loop = loop
             self.callbacks.call("loop_end", loop.logs)
 
-        # 2. rewind
-        requests = self._rewind_or_take_requests()
+        # 2. rewind. A save that is asked for waits for step 4.
+        requests = self._carry_out_requests(saves_now=False)
 
-        # 3. boundary_begin: the engine checks whether the loop that has ended has diverged.
+        # 3. boundary_begin: the engine checks whether the loop that ended at this step has diverged.
+        # If the newest loop took no step, it is the one before. An interrupted loop has not ended.
         last_loop = self.run.loop
         if last_loop is not None and last_loop.end == self.run.step:
             self.callbacks.call("boundary_begin", last_loop.logs)
@@ -395,13 +431,14 @@ class Controller:
         self._save_if_due(requests, schedule)
         self._check_data_has_not_ended()
 
-        # 5. evaluation of the validation sets that are due or asked for. Records of steps after the
-        # checkpoint that the run has resumed from do not count.
+        # 5. evaluation of the validation sets that are due or asked for. A loop that an earlier
+        # process has begun counts from its begin: where it was interrupted, nothing was evaluated.
         step = self.run.step
+        loop_begin, _ = self.loop_range
         due = schedule.due_sets(
-            self.loop_range[0], step, self._is_last_step(), self._evaluations.requested_sets
+            loop_begin, step, self._is_last_step(), self._evaluations.requested_sets
         )
-        sets = self._evaluations.select_not_run(due, step)
+        sets = self._evaluations.select_unevaluated(due, step)
         logs = self._evaluate_sets(sets, {}, schedule)
 
         # 6. epoch_end
@@ -410,14 +447,18 @@ class Controller:
         # 7. boundary_end and 8. stop
         return self._finish_boundary(logs, schedule)
 
-    def _rewind_or_take_requests(self) -> Requests:
-        """Takes the requests that callbacks have made since the last call.
+    def _carry_out_requests(self, saves_now: bool = True) -> Requests:
+        """Takes the requests that callbacks have made since the last call, and carries them out.
 
-        A rewind is carried out at once. A stop becomes `run.stop_reason`. Requests for evaluations
-        wait for the next evaluations.
+        A rewind comes first. A stop becomes `run.stop_reason`. Evaluations that are asked for wait
+        in EvaluationState until the next evaluations.
+
+        Args:
+          saves_now: Whether a checkpoint that is asked for is saved here. Otherwise the caller has
+            to save it.
 
         Returns:
-          The requests. The caller has to carry out that for a save.
+          The requests.
 
         Raises:
           RunRewound: after a rewind. The other requests are dropped.
@@ -431,20 +472,9 @@ class Controller:
         elif requests.rewind_step is not None:
             self._rewind(requests.rewind_step, requests.rewind_reason)
             raise RunRewound
+
         self._evaluations.requested_sets |= requests.sets_to_evaluate
-        return requests
-
-    def _carry_out_requests(self) -> Requests:
-        """Takes the requests of callbacks, and carries out those for a rewind or a save.
-
-        Returns:
-          All requests.
-
-        Raises:
-          RunRewound: after a rewind. The other requests are dropped.
-        """
-        requests = self._rewind_or_take_requests()
-        if requests.save:
+        if requests.save and saves_now:
             self.save_checkpoint(requests.overwrite_checkpoint)
         return requests
 
@@ -454,7 +484,8 @@ class Controller:
         ends_early = data_has_ended or bool(self.run.stop_reason)
         saves_last = ends_early or (schedule.saves_last and self._is_last_step())
         is_wanted = saves_last or requests.save
-        if is_wanted or self.checkpoint_manager.is_due(self.loop_range[0], self.run.step):
+        loop_begin, _ = self.loop_range
+        if is_wanted or self.checkpoint_manager.is_due(loop_begin, self.run.step):
             self.save_checkpoint(requests.overwrite_checkpoint)
 
     def _check_data_has_not_ended(self) -> None:
@@ -545,8 +576,9 @@ class Controller:
         """Does what remains to be done at the step at which the run begins, or after a rewind.
 
         It is a boundary without a loop. An earlier process may have been killed in the boundary of
-        this step, after its checkpoint. Callbacks whose state in the checkpoint is from before a
-        recorded evaluation receive its logs.
+        this step, after its checkpoint. What it has recorded at this step counts as evaluated.
+        Callbacks whose state in the checkpoint is from before a recorded evaluation receive its
+        logs. Records of later steps do not count, since those steps are trained again.
 
         Returns:
           The logs of all evaluations of this step, recorded and new ones.
@@ -559,15 +591,13 @@ class Controller:
         recorded: Logs = {}
         if schedule.eval_intervals and step > 0:
             recorded = self._evaluations.read_recorded_logs(step)
-        # What is recorded is no longer asked for.
-        self._evaluations.requested_sets -= recorded.keys()
+        unannounced = self._evaluations.select_unannounced(recorded, step)
+        self._evaluations.add_evaluated(recorded, step)
 
         # evaluation_end for the recorded evaluations that callbacks have not received
-        unannounced = self._evaluations.select_unannounced(recorded, step)
         if unannounced:
             self.run.evaluation = Evaluation(step, tuple(unannounced), is_replayed=True)
             self.callbacks.call("evaluation_end", ungroup_single_set(unannounced))
-            self._evaluations.add_announced(unannounced, step)
             if step == self.run.previous_stop_step:
                 # In this evaluation a callback ended the earlier start, and has asked for that
                 # again. The run was started once more in order to continue.
@@ -615,13 +645,15 @@ class Controller:
         except RunStopped:
             return {}
 
-        # Both events may ask for a save, and one save serves both.
-        evaluation_requests = self._rewind_or_take_requests()
+        # Both events may ask for a save, and one save serves both. A mode that does not train saves
+        # nothing.
+        evaluation_requests = self._carry_out_requests(saves_now=False)
         self.callbacks.call("boundary_end")
-        boundary_requests = self._rewind_or_take_requests()
-        saves = evaluation_requests.save or boundary_requests.save
-        if saves and self.trainer is not None:
-            self.save_checkpoint()
+        boundary_requests = self._carry_out_requests(saves_now=False)
+        if self.trainer is not None and (evaluation_requests.save or boundary_requests.save):
+            self.save_checkpoint(
+                evaluation_requests.overwrite_checkpoint or boundary_requests.overwrite_checkpoint
+            )
             self.sync()
         return {} if self.should_stop else logs
 
@@ -659,7 +691,7 @@ class Controller:
         if self.should_stop:
             # The evaluation may have been cut short.
             raise RunStopped
-        self._evaluations.add_run(sets, step)
+        self._evaluations.add_evaluated(sets, step)
 
         # An evaluation is recorded after its checkpoint is on the disk.
         self.sync()
@@ -723,7 +755,7 @@ class Controller:
                 _LOG.warning("a checkpoint is skipped: %s", error)
                 continue
             output = self.evaluate(steps)
-        self._phases.now = "end"
+        self._phases.now = END_PHASE
         return output
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
@@ -770,7 +802,10 @@ class Controller:
                 manager.save(checkpoint_number=step, check_interval=False, overwrite=overwrite)
 
     def sync(self) -> None:
-        """Waits for the save in flight, and calls checkpoint_saved for it.
+        """Waits for the save in flight, and calls checkpoint_saved on the callbacks for it.
+
+        A save ends in a background thread. Its event waits for this call, so that callbacks do not
+        run there.
 
         Raises:
           StorageError: when that save failed.
@@ -800,13 +835,14 @@ class Controller:
         Raises the error when no callback requests that.
         """
         self.run.read_step()
-        # Earlier requests are dropped with the loop.
+        # Requests from before the error are dropped with the loop.
         self.run.requests = Requests()
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, CollectiveDivergedError):
             # Other workers may not have the error.
             raise error
 
+        # Of the requests that `exception` has made, only a rewind is carried out.
         requests = self.callbacks.take_requests()
         if requests.rewind_step is None:
             raise error
@@ -840,7 +876,7 @@ class Controller:
             self._interrupted_loop.steps = None
             self.run.stop_reason = ""
             # Evaluations of the dropped steps no longer count.
-            self._evaluations.forget_runs()
+            self._evaluations.forget_evaluated()
             self.callbacks.call("rewound", step)
 
 

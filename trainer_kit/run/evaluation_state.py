@@ -1,4 +1,4 @@
-"""What a run knows about its evaluations: which have run, and which callbacks ask for."""
+"""What a run knows about its evaluations: which are done, and which callbacks ask for."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ class LastLogs:
 class EvaluationState:
     """Knows which validation sets are evaluated at a step, and which callbacks ask for.
 
-    An evaluation of a set leaves three marks:
+    An evaluation of a set at a step leaves three marks:
 
-        run         This process has run it. A rewind removes the mark.
+        evaluated   It need not run again. This process has run it, or has found it recorded at the
+                    step at which the run began. A rewind removes the mark.
         announced   Callbacks have received its logs in evaluation_end. The mark is in checkpoints,
                     like the states of the callbacks. A restore replaces it.
         recorded    RunHistory has its logs on the disk. The mark outlives the process.
 
-    A run that is killed after an evaluation may resume from a checkpoint of before it. The
-    evaluation is then recorded, and not announced.
+    The marks differ after a kill. If it came after an evaluation, the run may resume from a
+    checkpoint of before that evaluation, which is then recorded and not announced. Records of steps
+    after that checkpoint are no marks of the new evaluations there.
 
     Its methods are called eagerly, on all workers.
 
@@ -76,7 +78,7 @@ class EvaluationState:
         self._history = history
 
         # The step of the last evaluation with each mark, by validation set.
-        self._run_steps: dict[str, int] = {}
+        self._evaluated_steps: dict[str, int] = {}
         self._announced_steps: dict[str, int] = {}
 
     def register_with(self, trainer: BaseTrainer) -> None:
@@ -90,29 +92,23 @@ class EvaluationState:
             self._restore_requested_sets,
         )
 
-    def add_run(self, sets: Collection[str], step: int) -> None:
-        """Marks validation sets as run and announced at a step, which carries out requests."""
-        self.requested_sets -= set(sets)
-        self._run_steps.update(dict.fromkeys(sets, step))
-        self.add_announced(sets, step)
+    def add_evaluated(self, sets: Collection[str], step: int) -> None:
+        """Marks validation sets as evaluated and announced at a step.
 
-    def add_announced(self, sets: Iterable[str], step: int) -> None:
-        """Marks validation sets as announced at a step."""
-        self._announced_steps.update(dict.fromkeys(sets, step))
+        They are no longer asked for.
+        """
+        self.requested_sets.difference_update(sets)
+        steps = dict.fromkeys(sets, step)
+        self._evaluated_steps.update(steps)
+        self._announced_steps.update(steps)
 
-    def forget_runs(self) -> None:
-        """Removes all marks of what this process has run, when the run goes back."""
-        self._run_steps.clear()
-
-    def select_not_run(self, sets: Iterable[str], step: int) -> list[str]:
-        """Returns the validation sets of `sets` that this process has not run at a step."""
-        return [name for name in sets if self._run_steps.get(name) != step]
+    def forget_evaluated(self) -> None:
+        """Removes all marks of what is evaluated, when the run goes back."""
+        self._evaluated_steps.clear()
 
     def select_unevaluated(self, sets: Iterable[str], step: int) -> list[str]:
-        """Returns the validation sets of `sets` that are neither run nor recorded at a step."""
-        names = self.select_not_run(sets, step)
-        recorded = self.read_recorded_logs(step) if names else {}
-        return [name for name in names if name not in recorded]
+        """Returns the validation sets of `sets` that are not evaluated at a step."""
+        return [name for name in sets if self._evaluated_steps.get(name) != step]
 
     def select_unannounced(self, logs_by_set: Logs, step: int) -> Logs:
         """Returns the logs of the validation sets that are not announced at a step."""

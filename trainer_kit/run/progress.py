@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # The phase between loops: actions, reports and decisions.
 REPORT_PHASE = "report"
+# The phase after the last training step or evaluation.
+END_PHASE = "end"
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,12 +57,12 @@ class Phases:
 
     @contextlib.contextmanager
     def during_run(self) -> Iterator[None]:
-        """Sets the phase between loops for a block, and the phase "end" after it."""
+        """Sets the phase between loops for a block, and the last phase after it."""
         self.times.end_start()
         self.now = REPORT_PHASE
         with self.times.during(REPORT_PHASE):
             yield
-        self.now = "end"
+        self.now = END_PHASE
 
 
 class Progress(StoppableRun):

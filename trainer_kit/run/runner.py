@@ -99,8 +99,8 @@ def run_experiment(
         continuous_train_and_eval.)
       params: The experiment's config.
       model_dir: The folder of the run's files.
-      run_post_eval: Whether to evaluate once more at the end. A mode that does so anyway does it
-        once.
+      run_post_eval: Whether to evaluate once more at the end. Modes eval and train_and_post_eval
+        evaluate once in any case.
       save_summary: Whether TensorBoard summaries are written.
       train_actions: Functions that are called with the logs of each training loop.
       eval_actions: Functions that are called with the logs of each evaluation.
@@ -182,8 +182,8 @@ def run_experiment(
             activity_watcher = ActivityWatcher(progress, show_activity)
             contexts.enter_context(activity_watcher)
 
-        # The trainer, with model and optimizer. From here on the plan has steps in place of epochs
-        # and shares.
+        # The trainer, with model and optimizer, and `best`, which exports the best weights. From
+        # here on the plan has steps in place of epochs and shares.
         with plan.strategy.scope():
             plan = resolve_plan(plan, task)
             trainer, best = assembly.build_trainer(plan, task)
@@ -226,7 +226,7 @@ def run_experiment(
         controller.restore_checkpoint()
         start_step = int(trainer.global_step.numpy())
         _log_start(plan, trainer, start_step)
-        finished_run = _find_finished_run(plan, early_stopping, start_step)
+        finished_run = _agree_on_finished_run(plan, early_stopping, start_step)
         if finished_run is not None:
             # The data of a finished run may be gone. If it exists, other data is still refused.
             with contextlib.suppress(DataError):
@@ -259,13 +259,12 @@ def run_experiment(
             if plan.trains:
                 history.begin_or_rewind(start_step, manager)
             with controller.callbacks.call_begin_and_end("run"):
-                evaluates_last = run_post_eval or mode == "train_and_post_eval"
-                logs: dict[str, Any] | None = None
-                while logs is None:
-                    # The last evaluation may rewind the run. Then training continues from there.
-                    with contextlib.suppress(RunRewound):
+                # Mode eval has already evaluated the same weights.
+                evaluates_last = mode == "train_and_post_eval" or (run_post_eval and mode != "eval")
+                while True:
+                    try:
                         if plan.trains:
-                            new_logs = controller.train_and_evaluate(
+                            logs = controller.train_and_evaluate(
                                 train_steps=config.trainer.train_steps,
                                 eval_steps=config.trainer.validation_steps,
                                 eval_interval=config.trainer.validation_interval,
@@ -273,13 +272,16 @@ def run_experiment(
                             )
                             if best is not None:
                                 # An evaluation that was recorded before may lack the best value.
-                                best.add_best(trainer, new_logs)
+                                best.add_best(trainer, logs)
                         else:
-                            new_logs = _evaluate_checkpoints(plan, trainer, controller, sidecar)
+                            logs = _evaluate_checkpoints(plan, trainer, controller, sidecar)
 
                         if evaluates_last and not was_stopped(signals, trainer):
-                            new_logs = controller.evaluate(steps=config.trainer.validation_steps)
-                        logs = new_logs
+                            logs = controller.evaluate(steps=config.trainer.validation_steps)
+                        break
+                    except RunRewound:
+                        # In the last evaluation a callback has rewound the run, so it trains again.
+                        continue
 
         finish_run(plan, controller, signals, writers, best, logs)
         # No worker is done before the chief is: the chief could not be started again alone.
@@ -287,7 +289,7 @@ def run_experiment(
     return trainer.model, logs
 
 
-def _find_finished_run(
+def _agree_on_finished_run(
     plan: RunPlan, early_stopping: EarlyStopping | None, start_step: int
 ) -> FinishedRun | None:
     """Returns the run that an earlier start has finished at this step.
@@ -341,7 +343,6 @@ def _evaluate_checkpoints(
     logs = controller.evaluate_continuously(
         steps=options.validation_steps,
         timeout=options.continuous_eval_timeout,
-        timeout_fn=sidecar.is_finished,
         watched_run=sidecar,
         newest_only=options.continuous_eval.policy == "latest",
     )

@@ -502,6 +502,30 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     assert "ckpt-8 is damaged" in caplog.text
 
 
+class _SavesAgain(Callback):
+    """Asks for a new checkpoint after each evaluation."""
+
+    def __init__(self) -> None:
+        self.saved_steps: list[int] = []
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        run.save(overwrite=True)
+
+    def checkpoint_begin(self, run: Run) -> None:
+        self.saved_steps.append(run.step)
+
+
+def test_an_evaluation_alone_saves_a_step_again_if_asked_to(tmp_path: Path) -> None:
+    callback = _SavesAgain()
+    controller, _ = _create_controller(tmp_path, _Counter(), callbacks=[callback])
+    controller.train(4)
+    assert callback.saved_steps == [4]
+
+    controller.evaluate()
+
+    assert callback.saved_steps == [4, 4]
+
+
 SCHEDULE = BoundarySchedule(
     eval_steps=-1, eval_intervals={"far": None, "dev": 4, "test": 6}, saves_last=True
 )

@@ -41,33 +41,33 @@ def _evaluations() -> EvaluationState:
     return EvaluationState(tf.distribute.get_strategy(), history)
 
 
-def test_sets_that_are_run_or_recorded_count_as_evaluated() -> None:
+def test_sets_are_evaluated_at_one_step() -> None:
     evaluations = _evaluations()
-    evaluations.add_run(["rare"], 8)
-    assert evaluations.select_not_run(["often", "rare", "far"], 8) == ["often", "far"]
-    assert evaluations.select_unevaluated(["often", "rare", "far"], 8) == ["far"]
+    evaluations.add_evaluated(["rare"], 8)
+    assert evaluations.select_unevaluated(["often", "rare", "far"], 8) == ["often", "far"]
     assert evaluations.select_unevaluated(["often", "rare", "far"], 9) == ["often", "rare", "far"]
 
 
-def test_a_rewind_forgets_what_was_run_but_not_what_is_recorded() -> None:
+def test_a_rewind_forgets_what_is_evaluated_but_not_what_is_recorded() -> None:
     evaluations = _evaluations()
-    evaluations.add_run(["often", "rare"], 8)
-    evaluations.forget_runs()
-    assert evaluations.select_unevaluated(["often", "rare"], 8) == ["rare"]
+    evaluations.add_evaluated(["often", "rare"], 8)
+    evaluations.forget_evaluated()
+    assert evaluations.select_unevaluated(["often", "rare"], 8) == ["often", "rare"]
+    assert evaluations.read_recorded_logs(8) == {"often": {"accuracy": 0.5}}
 
 
 def test_recorded_logs_are_announced_once() -> None:
     evaluations = _evaluations()
     recorded = evaluations.read_recorded_logs(8)
     assert evaluations.select_unannounced(recorded, 8) == {"often": {"accuracy": 0.5}}
-    evaluations.add_announced(recorded, 8)
+    evaluations.add_evaluated(recorded, 8)
     assert evaluations.select_unannounced(recorded, 8) == {}
 
 
 def test_an_evaluation_carries_out_requests() -> None:
     evaluations = _evaluations()
     evaluations.requested_sets |= {"often", "rare"}
-    evaluations.add_run(["rare"], 8)
+    evaluations.add_evaluated(["rare"], 8)
     assert evaluations.requested_sets == {"often"}
 
 
@@ -79,7 +79,7 @@ def test_checkpoints_contain_what_is_announced_and_asked_for() -> None:
     get_requests, _ = trainer.functions["evaluations asked for"]
     assert (get_announced(), get_requests()) == (None, None)
 
-    evaluations.add_run(["often"], 8)
+    evaluations.add_evaluated(["often"], 8)
     evaluations.requested_sets |= {"rare", "far"}
     assert (get_announced(), get_requests()) == ({"often": 8}, ["far", "rare"])
 

@@ -277,6 +277,24 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
     assert same["validation_loss"] == logs["validation_loss"]
 
 
+def test_mode_eval_evaluates_once_with_a_post_evaluation_too(
+    of_trained: ReadyTrainer, trained_run: Path
+) -> None:
+    evaluations: list[Any] = []
+
+    _, logs = _run(
+        trained_run,
+        "eval",
+        _TRAINED,
+        trainer=of_trained.again(),
+        eval_actions=[evaluations.append],
+        run_post_eval=True,
+    )
+
+    assert len(evaluations) == 1
+    assert "accuracy" in logs
+
+
 def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean train_and_eval"):
         run_experiment(None, None, "train_eval", linear_experiment(), "anywhere")
