@@ -28,10 +28,12 @@ class CustomParts:
 
       has_train_loop     create_train_loop_fn   A restore ends without a trace of the loop, so a
                                                 checkpoint gets the state that attributes contain.
-                                                Steps are neither fused nor split into micro-batches.
-                                                `train` resets the metrics before the loop.
-      has_train_method   train                  `trace_training` does nothing, unless it is overridden
-                                                too: another loop may run. A save ends the restore.
+                                                Steps are neither fused nor split into
+                                                micro-batches. `train` resets the metrics before
+                                                the loop.
+      has_train_method   train                  `trace_training` does nothing, unless it is
+                                                overridden too: another loop may run. A save ends
+                                                the restore.
                                                 `reached_step` is None: there may be more steps.
       has_loop_begin     train_loop_begin       `trace_training` does nothing: the data may change.
       has_loop_end       train_loop_end         `reached_step` is None: there may be more steps.
@@ -40,9 +42,9 @@ class CustomParts:
                                                 The names of their metrics are not known before.
       has_eval_end       eval_end               The names of metrics are not known before.
 
-    `has_steps` is for a trainer that is no Trainer, such as one of Orbit. All its steps are its own.
-    They expose no tensors, and are not split into micro-batches. The loops run only as a whole, and
-    callbacks cannot change hyper-parameters.
+    `has_steps` is for a trainer that is no Trainer, such as one of Orbit. All its steps are its
+    own. They expose no tensors, and are not split into micro-batches. The loops run only as a
+    whole, and callbacks cannot change hyper-parameters.
     """
 
     has_steps: bool = False

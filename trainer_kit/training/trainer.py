@@ -493,7 +493,8 @@ class Trainer(Evaluator):
                 was_interrupted = 0 < self.loop_steps < int(num_steps)
                 self.should_continue_metrics = was_interrupted or self._is_inside_epoch()
             else:
-                # The loop of a subclass does not reset metrics. A scheduled loop does.
+                # The loop of a subclass does not reset metrics. The scheduled loop of asynchronous
+                # training does.
                 if self.custom_parts.has_train_loop:
                     self._train_metric_set.reset()
                 with self._enter_loop(iterator):
@@ -776,6 +777,10 @@ class Trainer(Evaluator):
         Setting it takes effect with the next loop. With fused steps, an element is (number of
         batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
         batches.
+
+        Raises:
+          UsageError: when steps are fused and the dataset that is set is already distributed. The
+            trainer then keeps its data.
         """
         return self.data.dataset
 
