@@ -665,7 +665,7 @@ class Trainer(Evaluator):
         if not self.can_train or self.state.step_is_known:
             return
 
-        # The `train` of a subclass may run another loop. A subclass that overrides this method, too,
+        # The `train` of a subclass may run another loop. A subclass that overrides this method too
         # runs the loop that is traced here.
         overrides_tracing = type(self).trace_training is not Trainer.trace_training
         may_run_other_loop = self.custom_parts.has_train_method and not overrides_tracing
