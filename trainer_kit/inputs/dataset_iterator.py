@@ -102,7 +102,11 @@ class DatasetIterator(abc.ABC):
         Many empty datasets are only recognised when they are read.
         """
         if _cardinality(self.dataset) == 0:
-            raise DataError(describe_empty_data(self.name))
+            raise self.create_empty_error()
+
+    def create_empty_error(self) -> DataError:
+        """Returns the error to raise when the dataset contains no batch."""
+        return DataError(describe_empty_data(self.name))
 
     def replace(self, dataset: Dataset) -> None:
         """Uses `dataset` for the next iterator, which is made at the next call of `iterator`."""

@@ -382,6 +382,7 @@ class Controller:
         self.run.step = reached
 
         seconds = time.perf_counter() - start
+        # Below 0 if the loop had no first step of a new function, but called an earlier one.
         first_step_seconds = trainer.first_step_at - start
         self.times.add_loop(reached - step, trainer.input_seconds, first_step_seconds)
 

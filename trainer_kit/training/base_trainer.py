@@ -23,17 +23,28 @@ if TYPE_CHECKING:
 class CustomParts:
     """The parts of a trainer that are not those of a trainer_kit.Trainer.
 
-    The engine cannot change them.
+    The engine cannot change them. For a subclass of Trainer, each field says whether it overrides a
+    method. This is what changes then:
 
-    Attributes:
-      has_steps: All steps. They expose no tensors, and are not split into micro-batches. The loops
-        run only as a whole, and callbacks cannot change hyper-parameters.
-      has_train_loop: The training loop. Its graph is not known, and its steps are neither fused nor
-        split.
-      has_train_method: The method `train`, which may not run the loop.
-      has_loop_begin: The method `train_loop_begin`, which may change the data.
-      has_loop_end: The method `train_loop_end`, which may take more steps.
-      has_replica_step: The step on each replica, which is not split into micro-batches.
+      has_train_loop     create_train_loop_fn   A restore ends without a trace of the loop, so a
+                                                checkpoint gets the state that attributes contain.
+                                                Steps are neither fused nor split into
+                                                micro-batches. `train` resets the metrics before
+                                                the loop.
+      has_train_method   train                  `trace_training` does nothing, unless it is
+                                                overridden too: another loop may run. A save ends
+                                                the restore.
+                                                `reached_step` is None: there may be more steps.
+      has_loop_begin     train_loop_begin       `trace_training` does nothing: the data may change.
+      has_loop_end       train_loop_end         `reached_step` is None: there may be more steps.
+      has_replica_step   _replica_train_step    Steps are not split into micro-batches.
+      has_eval_reduce    eval_reduce            Evaluations reduce the outputs of steps to a state.
+                                                The names of their metrics are not known before.
+      has_eval_end       eval_end               The names of metrics are not known before.
+
+    `has_steps` is for a trainer that is no Trainer, such as one of Orbit. All its steps are its
+    own. They expose no tensors, and are not split into micro-batches. The loops run only as a
+    whole, and callbacks cannot change hyper-parameters.
     """
 
     has_steps: bool = False
@@ -42,6 +53,8 @@ class CustomParts:
     has_loop_begin: bool = False
     has_loop_end: bool = False
     has_replica_step: bool = False
+    has_eval_reduce: bool = False
+    has_eval_end: bool = False
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
@@ -61,7 +74,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       has_data_ended: Whether the training data ended in the last loop.
       reached_step: The global step after the last loop, if the loop has returned it. None: read
         global_step.
-      loop_steps: The number of steps of the last loop. None when only the global step shows it.
+      loop_steps: The number of steps of the last loop. None when only the global step shows it. See
+        Trainer.train.
       weights_finite: Whether all weights were finite at the last check. None: not checked since the
         last loop.
       should_continue_metrics: Whether the next loop continues the metrics of the last loop. It does
@@ -98,7 +112,10 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     @property
     def first_step_at(self) -> float:
-        """The time.perf_counter() at the end of the first step of a new loop. 0: not known."""
+        """The time.perf_counter() when a loop function had last run its first step. 0: not known.
+
+        Loops that call the same function again do not change it, so it may lie before their start.
+        """
         return 0.0
 
     @property

@@ -21,13 +21,14 @@ from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.sources.tfrecords import explain_read_errors
+from trainer_kit.runtime import datasets
 from trainer_kit.runtime.collectives import resolve_strategy, worker_count
-from trainer_kit.runtime.datasets import distribute_dataset
 from trainer_kit.runtime.executor import SINGLE_THREADED, use_executor
 from trainer_kit.runtime.replica_values import local_tensors
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.batch_spec import explain_batch_errors
+from trainer_kit.training.engine_options import EngineOptions
 from trainer_kit.training.loops.eval_loop import (
     EagerEvalLoop,
     EvalLoop,
@@ -354,10 +355,12 @@ class Evaluator(BaseTrainer):
     ) -> None:
         self._strategy = tf.distribute.get_strategy()
         self._config = config
+        self._options = EngineOptions.from_config(config)
         self._task = task
         self._model = model
         self._global_step = global_step
         self.state = state
+        self._average = average
         self._weights = WeightSelector(state, average)
         self._checkpoint_exporter = checkpoint_exporter
         self.stop_flag = StopFlag(self._strategy)
@@ -561,7 +564,7 @@ class Evaluator(BaseTrainer):
           *args: Arguments of the function.
           **kwargs: Keyword arguments of the function.
         """
-        return distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
+        return datasets.distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
 
     def init_async(self) -> None:
         """Does nothing, like Model Garden's method without parameter servers.
@@ -618,7 +621,7 @@ class Evaluator(BaseTrainer):
             metrics = None
             if not self._aggregates(self._get_task(validation_set)):
                 metrics = self._get_metrics(validation_set).names()
-            if metrics is None or type(self).eval_end is not Evaluator.eval_end:
+            if metrics is None or self.custom_parts.has_eval_end:
                 return None
 
             # A single set and the main weights add no part to a name.
@@ -747,10 +750,9 @@ class Evaluator(BaseTrainer):
         self.state.remember_generators()
         section = f"task.{validation_set.data.name}"
         model = self._get_model(validation_set)
-        executor = getattr(self.config.runtime, "executor", "default")
         with (
             explain_end_of_data(section),
-            use_executor(executor),
+            use_executor(self._options.executor),
             explain_batch_errors(section, lambda: iterator.element_spec, task, model),
             explain_read_errors(lambda: [validation_set.data.dataset]),
         ):
@@ -827,8 +829,7 @@ class Evaluator(BaseTrainer):
         loop: EvalLoop | EagerEvalLoop | SplitEvalLoop
         resets_metrics = hooks is None
         if options.eval_tf_function:
-            executor = getattr(self.config.runtime, "executor", "default")
-            one_thread = executor == SINGLE_THREADED
+            one_thread = self._options.executor == SINGLE_THREADED
             loop = EvalLoop(steps, stop, reset_metrics=resets_metrics, one_thread=one_thread)
         else:
             loop = EagerEvalLoop(steps, stop, reset_metrics=resets_metrics)
@@ -878,11 +879,7 @@ class Evaluator(BaseTrainer):
         """
         inputs, passthrough = apply_autograph(self.next_eval_inputs)(iterator)
         # The generator's state is restored after the evaluation.
-        random = stateless_random_operations(self.state.random_generator)
-
-        # Without the dependencies, where the size of a batch is known beforehand, metrics may count
-        # one more batch when the data has ended.
-        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
+        with self._enter_step(inputs):
             self.evaluated_batches.assign_add(1)
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
 
@@ -893,6 +890,18 @@ class Evaluator(BaseTrainer):
                 "the task's logs replace the passed-through logs of the same names: %s", conflicts
             )
         return {**passthrough, **logs}
+
+    @contextlib.contextmanager
+    def _enter_step(self, inputs: Any) -> Iterator[None]:
+        """A context for a training or evaluation step. Entered in graph, in cross-replica context.
+
+        The step writes variables only after its inputs were read. Without this, where the size of a
+        batch is known beforehand, metrics may count one more batch when the data has ended. Random
+        operations of the step draw from the generator of the run.
+        """
+        random = stateless_random_operations(self.state.random_generator)
+        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
+            yield
 
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> Mapping[str, Any]:
@@ -1066,5 +1075,4 @@ class Evaluator(BaseTrainer):
 
     def _aggregates(self, task: Task) -> bool:
         """Whether the outputs of the steps of a task are reduced to a state."""
-        has_own_reduce = type(self).eval_reduce is not Evaluator.eval_reduce
-        return task.aggregates() or has_own_reduce
+        return task.aggregates() or self.custom_parts.has_eval_reduce

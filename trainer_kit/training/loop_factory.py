@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -17,12 +18,22 @@ from trainer_kit.training.checks.model_and_config import (
     warn_about_dropped_assertions,
     warn_about_slow_convolutions,
 )
-from trainer_kit.training.loops.fused_loop import BatchStack, FusedLoop, explain_xla_errors
+from trainer_kit.training.engine_options import EngineOptions
+from trainer_kit.training.loops.fused_loop import (
+    BatchStack,
+    FusedLoop,
+    check_fusing,
+    explain_xla_errors,
+    find_fusing_problem,
+)
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.loop_function import check_one_thread
 from trainer_kit.training.loops.train_loop import LoopSteps, TrainLoop
 from trainer_kit.training.micro_batches import less_memory_advice
-from trainer_kit.typing import ExperimentLike
+from trainer_kit.typing import Dataset, ExperimentLike
+
+# What a LoopFactory creates, as opposed to the loop functions of a subclass of Trainer.
+FactoryLoop: TypeAlias = TrainLoop | FusedLoop
 
 _LOG = logging.getLogger(__name__)
 _UNNAMED_OPERATION = (
@@ -50,11 +61,26 @@ class LoopFactory:
     def __init__(self, config: ExperimentLike, stop_flag: StopFlag, fuse_steps: int) -> None:
         self._config = config
         self._stop_flag = stop_flag
-        self._executor: str = getattr(config.runtime, "executor", "default")
+        self._strategy = tf.distribute.get_strategy()
+        self._executor = EngineOptions.from_config(config).executor
         self.fuse_steps = fuse_steps
         self.stack = BatchStack()
 
-    def create_loop(self, steps: LoopSteps) -> TrainLoop | FusedLoop:
+    def find_fusing_problem(self, dataset: Dataset | None, custom_loop_class: str) -> str:
+        """Returns why steps cannot be fused. "" if no reason is known.
+
+        Args:
+          dataset: A ready-made dataset to train on. None: the task's data is used.
+          custom_loop_class: The name of a class that overrides create_train_loop_fn. "" if there is
+            none.
+        """
+        return find_fusing_problem(self._config, self._strategy, dataset, custom_loop_class)
+
+    def check_fusing(self, problem: str) -> None:
+        """Raises UsageError when steps are to be fused and `problem` is not empty."""
+        check_fusing(self.fuse_steps, problem)
+
+    def create_loop(self, steps: LoopSteps) -> FactoryLoop:
         """Returns a new loop of these steps that is not traced yet."""
         stop = self._stop_flag.variable
         if self.fuse_steps > 1:

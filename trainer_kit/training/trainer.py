@@ -15,6 +15,11 @@ one tf.function, which runs many steps. This is the order of the calls in `Train
     read the results of the metrics   in one transfer
   train_loop_end()                    eagerly; it returns the logs
 
+The end of the data leaves the loop as an error, which `train` handles. Before the first loop,
+everything that it writes has to be known, so it is traced once: in `train`, or in `trace_training`
+for a save or an evaluation at step 0. A subclass may override most of these methods. CustomParts
+has a table of what then changes.
+
 Evaluations are in evaluator.py. Steps run in strategy.run only here, there and in micro_batches.
 """
 
@@ -32,17 +37,13 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR_SUFFIX
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import apply_autograph
-from trainer_kit.inputs.dataset_iterator import describe_empty_data
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.replica_values import (
     build_run_options,
-    local_tensors,
     read_replica_values,
     restore_replica_values,
 )
-from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.checks.batch_spec import (
     build_metrics,
@@ -57,12 +58,11 @@ from trainer_kit.training.checks.model_and_config import (
     check_model,
     check_sections,
 )
+from trainer_kit.training.engine_options import EngineOptions
 from trainer_kit.training.evaluator import Average, Evaluator
 from trainer_kit.training.gradient_reports import GradientReports
 from trainer_kit.training.hyper_parameters import HyperParameters
-from trainer_kit.training.loop_factory import LoopFactory
-from trainer_kit.training.loops.fused_loop import FusedLoop, check_fusing, find_fusing_problem
-from trainer_kit.training.loops.loop_function import control_dependencies_for_writes
+from trainer_kit.training.loop_factory import FactoryLoop, LoopFactory
 from trainer_kit.training.loops.train_loop import (
     FiniteWeightsCheck,
     SegmentedLoop,
@@ -165,12 +165,16 @@ class TrainingSteps:
 class Trainer(Evaluator):
     """Trains and evaluates a task. Create it in the scope of its strategy.
 
-    Evaluator has the other half: evaluations, the properties `strategy`, `config`, `task`, `model`
-    and `global_step`, and the attributes `state` (a TrainState), `stop_flag`, `validation` and
-    `can_evaluate`. BaseTrainer declares what the engine reads of any trainer: `class_name`,
-    `can_train`, `custom_parts`, `batch_spec`, and the attributes that `train` sets for the last
-    loop (`loop_steps`, `reached_step`, `has_data_ended`, `weights_finite`, `input_seconds`,
-    `should_continue_metrics` and `is_at_step_boundary`).
+    Evaluator has the other half. The constructor works in this order, because each part needs those
+    before it:
+
+      1. check the config and the task, and build the variables of the model
+      2. freeze variables, then create the global step, the optimizer, the average and the state
+      3. create the metrics of training, and what adds to them
+      4. create the data and the metrics of evaluations, and call the constructor of Evaluator
+      5. build the variables of all metrics
+      6. create the training data and the values that a checkpoint contains beside variables
+      7. create what runs the loops
 
     Args:
       config: An ExperimentConfig, or any object with the same sections.
@@ -189,6 +193,20 @@ class Trainer(Evaluator):
         `best_ckpt_logs`.
 
     Attributes:
+      strategy, config, task, model, global_step: Properties of Evaluator.
+      state: The TrainState. The constructor of Evaluator sets it, and the next four.
+      stop_flag: The StopFlag that loops check before each step.
+      validation: The validation sets.
+      can_evaluate: Whether this trainer evaluates.
+      evaluated_batches, eval_seconds, eval_tensors: See Evaluator.
+      can_train: The argument `train`.
+      custom_parts: The methods that the class overrides.
+      batch_spec: The spec of a replica's batch. Set when the step is traced. None before.
+      loop_steps, reached_step, input_seconds: About the last loop. `train` and `train_loop_end` set
+        them. See BaseTrainer.
+      has_data_ended, weights_finite: The same. A restore sets them back.
+      should_continue_metrics: Whether the next loop continues the metrics of the last one.
+      is_at_step_boundary: False inside a loop, and after an error of a loop.
       inputs_class: The class that opens the data of the task.
       inputs: The object of that class.
       data: The training data.
@@ -200,8 +218,8 @@ class Trainer(Evaluator):
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
-      UsageError: when the model has no variables, or the config asks for XLA where it cannot be
-        used.
+      UsageError: when the model has no variables, the config asks for XLA where it cannot be used,
+        steps cannot be fused, or batches cannot be split into micro-batches.
       TrainerKitError: when a method of the task does not accept the arguments that it is called
         with.
     """
@@ -230,9 +248,8 @@ class Trainer(Evaluator):
 
         # What is trained, and what a checkpoint contains. Variables are frozen first, because the
         # optimizer gets slots for trainable variables only.
-        options = config.trainer
-        requires_exact_resume: bool = getattr(options, "require_exact_resume", False)
-        trainable = freeze(model, getattr(options, "freeze", ()))
+        options = EngineOptions.from_config(config)
+        trainable = freeze(model, options.freeze)
         global_step = self._build_global_step()
         built_optimizer = self._build_optimizers(config, task, model, optimizer)
         average = self._build_average(config, task, model, trainable)
@@ -242,23 +259,23 @@ class Trainer(Evaluator):
             built_optimizer,
             average,
             task,
-            getattr(config.runtime, "random_seed", 0),
+            options.random_seed,
             trainable=trainable,
-            require_exact=requires_exact_resume,
+            require_exact=options.require_exact_resume,
         )
         state.add_root("trainer", self)
 
         # What training steps report. The reports and the tensors add metrics to the set.
         train_metrics = self._build_training_metrics(config, task, model, train)
         gradient_reports = GradientReports(
-            options, built_optimizer, global_step, train_metrics, task
+            config.trainer, built_optimizer, global_step, train_metrics, task
         )
         train_tensors = StepTensors("training", config, train_metrics)
 
         # The evaluation half of this object.
         inputs = self.inputs_class(config, task)
         validation_data = inputs.create_all_validation_data(validation_dataset)
-        validation_sets = create_validation_sets(validation_data, options)
+        validation_sets = create_validation_sets(validation_data, config.trainer)
         validation_metrics = self._build_evaluation_metrics(config, task, model, evaluate)
         super().__init__(
             config,
@@ -277,8 +294,6 @@ class Trainer(Evaluator):
         self.can_train = train
         self.custom_parts = get_custom_parts(type(self))
         self._optimizer = built_optimizer
-        self._average = average
-        self._requires_exact_resume = requires_exact_resume
         self._train_metric_set = train_metrics
         self._gradient_reports = gradient_reports
         self.train_tensors = train_tensors
@@ -306,45 +321,32 @@ class Trainer(Evaluator):
         self.data = inputs.create_train_data(global_step, train_dataset)
         self._register_python_state()
         self.hyper_parameters = HyperParameters(task, built_optimizer, state.python_state)
-        self._create_loop_parts()
 
-    def _create_loop_parts(self) -> None:
-        """Creates what runs the training loops. Called at the end of the constructor.
-
-        Raises:
-          UsageError: when steps cannot be fused, or batches cannot be split into micro-batches.
-        """
-        options = self._config.trainer
-
-        # A trainer that only evaluates traces no loop, so its config is not checked.
-        fuse_steps = getattr(options, "fuse_steps", 1) if self.can_train else 1
-        check_fusing(fuse_steps, self.find_fusing_problem())
+        # What runs the loops. A trainer that only evaluates has none, so its options are not
+        # checked.
+        fuse_steps = options.fuse_steps if train else 1
+        self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
+        self.loop_factory.check_fusing(self.find_fusing_problem())
         self.data.set_stack_size(fuse_steps)
 
-        accumulate_steps = getattr(options, "accumulate_steps", 1) if self.can_train else 1
+        accumulate_steps = options.accumulate_steps if train else 1
         if accumulate_steps > 1:
             check_micro_batch_support(
-                self.class_name, self.custom_parts, self._optimizer, accumulate_steps
+                self.class_name, self.custom_parts, built_optimizer, accumulate_steps
             )
-            warn_of_batch_normalization(self._model, accumulate_steps)
+            warn_of_batch_normalization(model, accumulate_steps)
         self.accumulation = Accumulation(
-            accumulate_steps,
-            self.class_name,
-            self._task,
-            self._train_metric_set,
-            is_fused=fuse_steps > 1,
+            accumulate_steps, self.class_name, task, train_metrics, is_fused=fuse_steps > 1
         )
-
-        self.loop_factory = LoopFactory(self._config, self.stop_flag, fuse_steps)
         self.segmented_loop = SegmentedLoop(
-            self._global_step, [self.accumulation, self._gradient_reports, self.state]
+            global_step, [self.accumulation, gradient_reports, state]
         )
 
         weights_check: FiniteWeightsCheck | None = None
-        if self.can_train and getattr(options, "recovery_max_trials", 0) >= 0:
-            weights_check = FiniteWeightsCheck(self.state, self._global_step, options)
-        self._training_steps = TrainingSteps(self, self._train_metric_set, weights_check)
-        self._run_options = build_run_options(self._config.runtime)
+        if train and options.recovery_max_trials >= 0:
+            weights_check = FiniteWeightsCheck(state, global_step, config.trainer)
+        self._training_steps = TrainingSteps(self, train_metrics, weights_check)
+        self._run_options = build_run_options(config.runtime)
 
         # The loop function is created when it is first needed.
         self._train_loop: Callable[..., Any] | None = None
@@ -437,18 +439,19 @@ class Trainer(Evaluator):
         return self.loop_factory.fuse_steps
 
     @property
-    def current_loop(self) -> TrainLoop | FusedLoop | None:
+    def current_loop(self) -> FactoryLoop | None:
         """The training loop that runs now or ran last.
 
         None if it is not a TrainLoop or FusedLoop.
         """
-        return self._train_loop if isinstance(self._train_loop, (TrainLoop, FusedLoop)) else None
+        return self._train_loop if isinstance(self._train_loop, FactoryLoop) else None
 
     @property
     def first_step_at(self) -> float:
-        """The time.perf_counter() at the end of the first step of the newest loop function.
+        """The time.perf_counter() when a loop function had last run its first step.
 
-        0 before that.
+        0 before that. Loops that call the same function again do not change it, so it may lie
+        before their start.
         """
         return self.segmented_loop.first_step_at
 
@@ -457,9 +460,9 @@ class Trainer(Evaluator):
     def train(self, num_steps: IntLike) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns.
 
-        Runs eagerly, on the host. The attribute `loop_steps` is the number of steps done. It is
-        smaller after a stop request or at the end of the data, and None if a subclass has created
-        the loop.
+        Runs eagerly, on the host. Afterwards `loop_steps` is `num_steps`, or a smaller number after
+        a stop request. It is None where only the global step shows the number: at the end of the
+        data, which leaves the loop as an error, and if a subclass has created the loop.
 
         Raises:
           DataError: when there is no data at all.
@@ -472,12 +475,11 @@ class Trainer(Evaluator):
         self.reached_step = None
 
         with self._handle_end_of_data():
-            if isinstance(loop, (TrainLoop, FusedLoop)):
+            if isinstance(loop, FactoryLoop):
                 # All state of a step has to be known before the first step changes it.
                 if not self.state.step_is_known:
-                    with self._enter_trace(loop, iterator):
-                        if loop.loop_function is not None:
-                            loop.loop_function.trace_graph(iterator)
+                    with self._enter_trace(loop, iterator) as trace_graph:
+                        trace_graph(iterator)
 
                 # An earlier loop may have failed inside a step, and hooks run before this one.
                 self.is_at_step_boundary = True
@@ -491,7 +493,8 @@ class Trainer(Evaluator):
                 was_interrupted = 0 < self.loop_steps < int(num_steps)
                 self.should_continue_metrics = was_interrupted or self._is_inside_epoch()
             else:
-                # The loop of a subclass does not reset metrics. A scheduled loop does.
+                # The loop of a subclass does not reset metrics. The scheduled loop of asynchronous
+                # training does.
                 if self.custom_parts.has_train_loop:
                     self._train_metric_set.reset()
                 with self._enter_loop(iterator):
@@ -524,8 +527,7 @@ class Trainer(Evaluator):
         Runs in graph, in cross-replica context.
         """
         inputs = apply_autograph(self.next_train_inputs)(iterator)
-        random = stateless_random_operations(self.state.random_generator)
-        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
+        with self._enter_step(inputs):
             if self.accumulation.steps == 1:
                 self._strategy.run(
                     self._replica_train_step, args=(inputs,), options=self._run_options
@@ -621,10 +623,12 @@ class Trainer(Evaluator):
 
         Only what is known before a try counts. Returns "" if there is no known reason.
         """
+        return self._describe_fusing_problem(self.data.prebuilt_dataset)
+
+    def _describe_fusing_problem(self, dataset: Dataset | None) -> str:
+        """Returns why steps cannot be fused on a ready-made dataset, or on the task's data."""
         custom_class = type(self).__name__ if self.custom_parts.has_train_loop else ""
-        return find_fusing_problem(
-            self.config, self._strategy, self.data.prebuilt_dataset, custom_class
-        )
+        return self.loop_factory.find_fusing_problem(dataset, custom_class)
 
     def set_training_hooks(self, hooks: TrainingHooks) -> None:
         """Has training loops run step by step from now on, with work on the host between two.
@@ -661,7 +665,7 @@ class Trainer(Evaluator):
         if not self.can_train or self.state.step_is_known:
             return
 
-        # The `train` of a subclass may run another loop. A subclass that overrides this method, too,
+        # The `train` of a subclass may run another loop. A subclass that overrides this method too
         # runs the loop that is traced here.
         overrides_tracing = type(self).trace_training is not Trainer.trace_training
         may_run_other_loop = self.custom_parts.has_train_method and not overrides_tracing
@@ -670,20 +674,26 @@ class Trainer(Evaluator):
 
         iterator = self.data.iterator()
         loop = self._get_train_loop()
-        if isinstance(loop, (TrainLoop, FusedLoop)):
-            with self._enter_trace(loop, iterator):
-                if loop.loop_function is not None:
-                    loop.loop_function.trace_graph(iterator)
+        if isinstance(loop, FactoryLoop):
+            with self._enter_trace(loop, iterator) as trace_graph:
+                trace_graph(iterator)
 
     @contextlib.contextmanager
-    def _enter_trace(self, loop: TrainLoop | FusedLoop, iterator: DataIterator) -> Iterator[None]:
-        """A context in which a loop is traced before the first step.
+    def _enter_trace(
+        self, loop: FactoryLoop, iterator: DataIterator
+    ) -> Iterator[Callable[[DataIterator], object]]:
+        """A context with the function that traces a loop before the first step.
 
         At its end, all that the loop writes is added to checkpoints. It is a context because a
         function that traces would be one more frame on the stack above the task's train_step.
         """
+
+        def trace_nothing(iterator: DataIterator) -> None:
+            """Stands in for the trace of a loop that is not compiled."""
+
         with self._enter_loop(iterator):
-            yield
+            function = loop.loop_function
+            yield trace_nothing if function is None else function.trace_graph
         self._track_loop_state(loop.newest_graph)
 
     def _track_loop_state(self, graph: tf.Graph | None) -> None:
@@ -697,9 +707,10 @@ class Trainer(Evaluator):
         if self.state.step_is_known:
             return
 
-        check_deterministic_kernels(self._strategy, self._requires_exact_resume)
+        is_required = self._options.require_exact_resume
+        check_deterministic_kernels(self._strategy, is_required)
         if graph is not None:
-            check_exact_resume(graph, self._requires_exact_resume)
+            check_exact_resume(graph, is_required)
         self.state.track_step_state(graph, self._get_transient_variables())
         self.loop_factory.check(graph)
 
@@ -746,7 +757,7 @@ class Trainer(Evaluator):
 
             # Without a single step, the data did not end: it is empty.
             if self._read_step() == 0:
-                raise DataError(describe_empty_data("train_data")) from None
+                raise self.data.create_empty_error() from None
 
     # ---- Evaluation. Evaluator has the rest.
 
@@ -766,13 +777,17 @@ class Trainer(Evaluator):
         Setting it takes effect with the next loop. With fused steps, an element is (number of
         batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
         batches.
+
+        Raises:
+          UsageError: when steps are fused and the dataset that is set is already distributed. The
+            trainer then keeps its data.
         """
         return self.data.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Dataset) -> None:
+        self.loop_factory.check_fusing(self._describe_fusing_problem(dataset))
         self.data.replace(dataset)
-        check_fusing(self.fuse_steps, self.find_fusing_problem())
 
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it.
@@ -837,17 +852,18 @@ class Trainer(Evaluator):
         self.state.before_save(self._get_transient_variables())
 
         # After a stop request, saving the iterator may take a quarter of the grace period.
-        patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
+        # The request may come before the save begins or in the middle of it.
+        patience = self._options.preemption_grace_seconds / 4
         begin = time.monotonic()
 
-        def give_up() -> bool:
-            seconds = time.monotonic() - begin
-            return min(self.seconds_since_stop_request, seconds) > patience
+        def should_give_up() -> bool:
+            seconds_of_save = time.monotonic() - begin
+            return seconds_of_save > patience and self.seconds_since_stop_request > patience
 
         self.data.save_iterator(
             f"{prefix}{ITERATOR_SUFFIX}",
             is_at_position=self.loop_factory.stack.is_empty,
-            should_give_up=give_up,
+            should_give_up=should_give_up,
         )
 
     def after_restore(self, path: str | None = None) -> None:
@@ -937,4 +953,6 @@ def get_custom_parts(kind: type[Trainer]) -> CustomParts:
         has_loop_begin=kind.train_loop_begin is not Trainer.train_loop_begin,
         has_loop_end=kind.train_loop_end is not Trainer.train_loop_end,
         has_replica_step=kind._replica_train_step is not Trainer._replica_train_step,
+        has_eval_reduce=kind.eval_reduce is not Trainer.eval_reduce,
+        has_eval_end=kind.eval_end is not Trainer.eval_end,
     )

@@ -242,8 +242,8 @@ class SegmentedLoop:
 
     Attributes:
       hooks: The object to call around parts of each loop. With None, a loop has no such parts.
-      first_step_at: The time.perf_counter() at the end of the first step of the newest loop
-        function. 0 before that.
+      first_step_at: The time.perf_counter() when a loop function had last run its first step. 0
+        before that. Loops that call the same function again do not change it.
       wait_seconds: The seconds that the last loop waited for batches, without the first step of a
         new loop function. None if the loop function does not measure them.
       results: The results of the last loop. None if the loop did not read them, or they were taken.
