@@ -53,7 +53,7 @@ ONLY_IN = {
     "absl.flags": ("run.flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),
 }
-LIGHT_FLOORS = FLOORS[:5]
+LIGHT_FLOORS = FLOORS[: FLOORS.index("typing")]
 LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
 # The length of the one module that may import tf_keras, to tell its objects from others.
 RECOGNISER_LINES = 60

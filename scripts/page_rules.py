@@ -26,10 +26,10 @@ MAX_LOOSE_SHARE = 0.15
 _CALLABLE = re.compile(r"(collections\.abc\.|typing\.)?Callable\b")
 _ANY = re.compile(r"\bAny\b")
 _PARTICIPLE = re.compile(
-    r"_?(told|kept|held|made|found|given|known|seen|lost|gone|taken|put|written|chosen|[a-z]+ed)"
+    r"_?(told|kept|held|made|found|given|known|seen|lost|gone|taken|written|chosen|[a-z]+ed)"
 )
 # Verbs and nouns of one word that end like a participle.
-_NO_PARTICIPLES = {"embed", "exceed", "feed", "need", "proceed", "put", "seed", "speed", "succeed"}
+_NO_PARTICIPLES = {"embed", "exceed", "feed", "need", "proceed", "seed", "speed", "succeed"}
 
 
 def count_nodes(tree: ast.Module) -> int:

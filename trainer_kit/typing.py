@@ -80,6 +80,10 @@ class Optimizer(Protocol):
         """Updates variables by their gradients. Runs in a replica, in a graph or eagerly."""
 
 
+# The optimizer of a task, or several optimizers by name.
+Optimizers: TypeAlias = Optimizer | Mapping[str, Optimizer]
+
+
 class TaskLike(Protocol):
     """A Task of trainer_kit or of TF Model Garden. See trainer_kit.Task for the meanings."""
 
@@ -94,13 +98,13 @@ class TaskLike(Protocol):
     def logging_dir(self) -> str | None:
         """The folder of the run's files."""
 
-    def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None) -> Any:
+    def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None) -> Optimizers:
         """Returns the optimizer, or a dict of optimizers by name."""
 
-    def initialize(self, model: Any) -> None:
+    def initialize(self, model: Model) -> None:
         """Loads the initial weights."""
 
-    def build_model(self) -> Any:
+    def build_model(self) -> Model:
         """Returns the model."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -109,18 +113,24 @@ class TaskLike(Protocol):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         """Returns the loss of a batch."""
 
-    def build_metrics(self, training: bool = True) -> list[Any]:
+    def build_metrics(self, training: bool = True) -> list[Metric]:
         """Returns the metrics of training or validation."""
 
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+        self,
+        inputs: Any,
+        model: Model,
+        optimizer: Any,
+        metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Trains on one batch of a replica and returns its logs."""
 
-    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+    def validation_step(
+        self, inputs: Any, model: Model, metrics: Sequence[Metric] | None = None
+    ) -> dict[str, Any]:
         """Evaluates one batch of a replica and returns its logs."""
 
-    def inference_step(self, inputs: Any, model: Any) -> Any:
+    def inference_step(self, inputs: Any, model: Model) -> Any:
         """Returns the outputs of the model for one batch of a replica."""
 
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
@@ -164,8 +174,6 @@ class CheckpointExporter(Protocol):
         """Writes the checkpoint if the logs are the best so far."""
 
 
-# The optimizer of a task, or several optimizers by name.
-Optimizers: TypeAlias = Optimizer | Mapping[str, Optimizer]
 # An iterator over a Dataset. Loops wrap it in iterators that act like it.
 DataIterator: TypeAlias = tf.data.Iterator | tf.distribute.DistributedIterator
 # The spec of any structure of tensors, such as that of a batch.

@@ -150,9 +150,10 @@ class ReduceOnPlateau(Callback):
         if new_value >= old_value:
             return False
 
-        evaluations = "evaluation" if self._evaluations_without_improvement == 1 else "evaluations"
+        count = self._evaluations_without_improvement
+        evaluations = "evaluation" if count == 1 else "evaluations"
         best = f" on {self._best:.6g}" if self._best is not None else ""
-        reason = f"{self._metric} has not improved{best} in {self._evaluations_without_improvement} {evaluations}"
+        reason = f"{self._metric} has not improved{best} in {count} {evaluations}"
         run.change(self._parameter, new_value, reason)
         return True
 

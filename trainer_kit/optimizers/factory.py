@@ -38,9 +38,9 @@ from trainer_kit.optimizers.rate_groups import RateGroups, apply_rate_groups
 from trainer_kit.optimizers.rate_schedules import Rate
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
 from trainer_kit.optimizers.weight_decay import DecayRule, DecayRuleMixin
-from trainer_kit.typing import Optimizer, Variable
+from trainer_kit.typing import Optimizers, Variable
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def create_optimizer(
@@ -82,7 +82,7 @@ def create_optimizer(
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
     if loss_scale is not None:
-        _log.warning(
+        _LOG.warning(
             "loss_scale=%s is not used: it is for float16, not %s",
             loss_scale,
             mixed_precision_dtype,
@@ -114,9 +114,7 @@ def _build(config: OptimizationConfig) -> keras.Optimizer:
     return optimizer
 
 
-def build_optimizers(
-    optimizer: Optimizer | Mapping[str, Optimizer] | None, variables: Sequence[Variable]
-) -> None:
+def build_optimizers(optimizer: Optimizers | None, variables: Sequence[Variable]) -> None:
     """Creates the slot variables of a Keras 3 optimizer, or of each in a dict, if it has none yet.
 
     Runs eagerly, in strategy scope.

@@ -30,7 +30,7 @@ from trainer_kit.typing import IntLike, Variable
 # tensor.
 Processor: TypeAlias = Callable[[list[Gradient], list[Variable], IntLike], Sequence[Gradient]]
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _NOT_FINITE_MESSAGE = (
     "trainer_kit: a gradient is not finite; variables, whether each gradient is finite, and the"
     " step:"
@@ -185,7 +185,7 @@ class GradientProcessing:
             if not is_found(pattern, paths):
                 near_paths = similar_paths(pattern, paths)
                 near = ", ".join(near_paths)
-                _log.warning(
+                _LOG.warning(
                     "gradient_processors: the pattern %r matches no variable; there are: %s",
                     pattern,
                     near,

@@ -28,7 +28,7 @@ from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizer_configs import AdamWeightDecayConfig, BaseOptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import variable_path
-from trainer_kit.typing import FloatLike, Optimizer, Variable
+from trainer_kit.typing import FloatLike, Optimizer, Optimizers, Variable
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 # A gradient with its variable. The gradient is None if the loss does not depend on the variable.
@@ -122,7 +122,7 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
 
 
 @tf.autograph.experimental.do_not_convert
-def scale_loss(optimizer: Optimizer | Mapping[str, Optimizer], loss: tf.Tensor) -> tf.Tensor:
+def scale_loss(optimizer: Optimizers, loss: tf.Tensor) -> tf.Tensor:
     """Returns the loss to differentiate: times the loss scale, if `optimizer` has one.
 
     Runs eagerly or in graph, on a replica. `apply_gradients` undoes the scaling.
@@ -142,9 +142,7 @@ def scale_loss(optimizer: Optimizer | Mapping[str, Optimizer], loss: tf.Tensor) 
 
 
 @tf.autograph.experimental.do_not_convert
-def apply_gradients(
-    optimizer: Optimizer | Mapping[str, Optimizer], gradients_and_variables: Iterable[Pair]
-) -> None:
+def apply_gradients(optimizer: Optimizers, gradients_and_variables: Iterable[Pair]) -> None:
     """Updates variables by their gradients; runs eagerly or in graph, in a replica.
 
     Each replica passes the gradient of its share of the loss (its mean loss divided by the number
@@ -211,7 +209,7 @@ def apply_gradients(
 
 
 @tf.autograph.experimental.do_not_convert
-def needs_gradients(optimizer: Optimizer | Mapping[str, Optimizer]) -> tf.Tensor:
+def needs_gradients(optimizer: Optimizers) -> tf.Tensor:
     """Returns whether an optimizer uses the gradients of this step, a bool scalar.
 
     Runs eagerly or in graph, in a replica. The result is false in the steps of a period whose

@@ -33,7 +33,7 @@ from trainer_kit.optimizers.rate_schedules import (
     WithOffset,
 )
 from trainer_kit.runtime.keras_internals import get_learning_rate_or_schedule, replace_learning_rate
-from trainer_kit.typing import IntLike, Optimizer, Variable
+from trainer_kit.typing import IntLike, Optimizer, Optimizers, Variable
 
 _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
     "stepwise": lambda section: PiecewiseConstantDecay(
@@ -180,7 +180,7 @@ class ConfiguredRates:
         Others are ignored.
     """
 
-    def __init__(self, optimizer: Optimizer | Mapping[str, Optimizer] | None) -> None:
+    def __init__(self, optimizer: Optimizers | None) -> None:
         optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
 
         self._variables: dict[str, Variable] = {}

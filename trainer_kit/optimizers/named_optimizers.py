@@ -21,7 +21,7 @@ from trainer_kit.optimizers.per_variable import (
 )
 from trainer_kit.typing import Model, Optimizer, Variable
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class NamedOptimizers(Mapping[str, Any]):
@@ -210,7 +210,7 @@ def log_ownership(
         if _key(variable) not in owned_keys:
             unowned.append(variable_path(variable))
     if unowned:
-        _log.warning(
+        _LOG.warning(
             "no optimizer updates these trainable variables, which keep their values: %s",
             ", ".join(unowned),
         )
@@ -218,7 +218,7 @@ def log_ownership(
     counts = []
     for name, variables in variables_by_optimizer.items():
         counts.append(f"{name} {len(variables)}")
-    _log.info("variables of each optimizer: %s", ", ".join(counts))
+    _LOG.info("variables of each optimizer: %s", ", ".join(counts))
 
 
 def _describe_missing_variables(

@@ -28,7 +28,7 @@ from trainer_kit.optimizers.weight_decay import DecayRuleMixin, apply_weight_dec
 from trainer_kit.runtime.keras_internals import uses_weight_decay
 from trainer_kit.typing import FloatLike, Variable
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _RateGroupsMixin:
         factor_counts = sorted(Counter(factors).items())
         counts = [f"{factor:g} times for {count}" for factor, count in factor_counts]
         text = ", ".join(counts)
-        _log.info("learning rates: %s of %s variables", text, len(paths))
+        _LOG.info("learning rates: %s of %s variables", text, len(paths))
 
     def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         factor = self.rate_factors.get_value(self, variable)
@@ -160,12 +160,12 @@ def _find_first_match(patterns: Sequence[tuple[str, float]], path: str) -> tuple
 
 def _warn(pattern: str, paths: Sequence[str]) -> None:
     if is_found(pattern, paths):
-        _log.warning(
+        _LOG.warning(
             "learning rates: all variables of the pattern %r are those of patterns before it",
             pattern,
         )
     else:
         near = ", ".join(similar_paths(pattern, paths))
-        _log.warning(
+        _LOG.warning(
             "learning rates: the pattern %r matches no variable; there are: %s", pattern, near
         )

@@ -23,7 +23,7 @@ from trainer_kit.optimizers.gradients import Gradient
 from trainer_kit.optimizers.per_variable import PerVariable, is_found, matches_any, variable_path
 from trainer_kit.typing import FloatLike, Variable
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class DecayRule:
         """Logs a warning for each pattern that matches none of `paths`; it may be misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not is_found(pattern, paths):
-                _log.warning(
+                _LOG.warning(
                     "%s: the pattern %r matches none of the variables %s",
                     subject,
                     pattern,

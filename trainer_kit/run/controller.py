@@ -417,7 +417,7 @@ class Controller:
         # 2. rewind. A save that is asked for waits for step 4.
         requests = self._carry_out_requests(saves_now=False)
 
-        # 3. boundary_begin: the engine checks whether the loop that ended at this step has diverged.
+        # 3. boundary_begin: the engine checks whether the loop that ended here has diverged.
         # If the newest loop took no step, it is the one before. An interrupted loop has not ended.
         last_loop = self.run.loop
         if last_loop is not None and last_loop.end == self.run.step:
@@ -539,7 +539,7 @@ class Controller:
     def _evaluate_sets(self, sets: Collection[str], logs: Logs, schedule: BoundarySchedule) -> Logs:
         """Evaluates validation sets, and those that callbacks ask for meanwhile.
 
-        If a callback ends the run here, all sets are evaluated. A stop request ends the evaluations.
+        If a callback ends the run here, all sets are evaluated. A stop request ends that.
 
         Args:
           sets: The names of the validation sets.

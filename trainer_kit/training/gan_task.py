@@ -14,7 +14,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.gradients import apply_gradients, needs_gradients, scale_loss
 from trainer_kit.training.task import Task, full_precision, scalar_loss, split_batch
-from trainer_kit.typing import IntLike, Metric, Optimizer, Variable
+from trainer_kit.typing import IntLike, Metric, Optimizer, Optimizers, Variable
 
 # The losses of the discriminator and the generator, float32 scalars.
 LossPair: TypeAlias = tuple[tf.Tensor, tf.Tensor]
@@ -183,7 +183,7 @@ class GanTask(Task):
         self,
         inputs: Any,
         model: Gan,
-        optimizer: Optimizer | Mapping[str, Optimizer],
+        optimizer: Optimizers,
         metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Updates the discriminator and the generator. Runs in graph, on a replica.

@@ -1,4 +1,4 @@
-"""EvaluationState: the marks of evaluations, their requests, and what checkpoints contain of both."""
+"""EvaluationState: marks of evaluations, requests, and what checkpoints contain of both."""
 
 from __future__ import annotations
 

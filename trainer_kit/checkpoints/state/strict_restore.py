@@ -35,7 +35,7 @@ from trainer_kit.checkpoints.state.variable_names import (
     optimizer_variables,
 )
 from trainer_kit.errors import UsageError
-from trainer_kit.typing import Model, Optimizer, Variable
+from trainer_kit.typing import Model, Optimizers, Variable
 
 Shape: TypeAlias = tuple[int, ...]
 # A row of a table: the name, the difference, the shape in the file and the shape in the run
@@ -63,7 +63,7 @@ def create_training_checkpoint(
     *,
     global_step: tf.Variable,
     model: Model,
-    optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
+    optimizer: Optimizers | None = None,
     average: Mapping[str, tf.Variable] | None = None,
     more_averages: Mapping[str, Mapping[str, tf.Variable]] | None = None,
     trainable: Sequence[Variable] = (),

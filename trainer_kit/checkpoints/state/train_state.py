@@ -35,7 +35,7 @@ from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.replica_values import ReplicaLocalState
 from trainer_kit.runtime.tensorflow_internals import stop_async_saver
-from trainer_kit.typing import Model, Optimizer, TaskLike, Variable
+from trainer_kit.typing import Model, Optimizer, Optimizers, TaskLike, Variable
 
 # The elements of a variable that is summed together with others of its shape
 _SMALL = 4096
@@ -110,7 +110,7 @@ class TrainState:
         self,
         global_step: tf.Variable,
         model: Model,
-        optimizer: Optimizer | Mapping[str, Optimizer] | None,
+        optimizer: Optimizers | None,
         average: WeightsAverage | None,
         task: TaskLike | None,
         seed: int,
@@ -584,7 +584,7 @@ class TrainState:
 
 
 def _get_optimizer_variables(
-    optimizer: Optimizer | Mapping[str, Optimizer] | None,
+    optimizer: Optimizers | None,
 ) -> list[Variable]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):

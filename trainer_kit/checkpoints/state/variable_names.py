@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.runtime.keras_internals import get_trained_variables
-from trainer_kit.typing import Model, Optimizer, Variable
+from trainer_kit.typing import Model, Optimizers, Variable
 
 _NAMED_BY_KERAS = (keras.Layer, keras.Metric, keras.Variable, keras.random.SeedGenerator)
 _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
@@ -112,7 +112,7 @@ def item_variables(item: object) -> Any:
 
 
 def optimizer_variables(
-    optimizer: Optimizer | Mapping[str, Optimizer],
+    optimizer: Optimizers,
     model: Model,
     trainable: Sequence[Variable] = (),
 ) -> dict[str, tf.Variable] | Any:

@@ -27,7 +27,7 @@ from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.training.metric_set import MetricSet
-from trainer_kit.typing import ExperimentLike, Metric, Model, Optimizer, Variable
+from trainer_kit.typing import ExperimentLike, Metric, Model, Optimizers, Variable
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def train_loop(
     *,
     epochs: int,
     model: CompiledModel,
-    optimizer: Optimizer | Mapping[str, Optimizer],
+    optimizer: Optimizers,
     metrics: Sequence[Metric] | None = None,
     test_step: Callable[..., object] | None = None,
     val_dataset: tf.data.Dataset | None = None,
@@ -183,7 +183,7 @@ class HandWrittenLoop:
 
     train_step: Callable[..., object]
     test_step: Callable[..., object] | None
-    optimizer: Optimizer | Mapping[str, Optimizer]
+    optimizer: Optimizers
     metrics: Sequence[Metric]
     val_metrics: Sequence[Metric]
 
@@ -341,7 +341,7 @@ class LoopTask(FitTask):
         self,
         inputs: Any,
         model: CompiledModel,
-        optimizer: Optimizer | Mapping[str, Optimizer],
+        optimizer: Optimizers,
         metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Runs the caller's train_step, in graph."""

@@ -33,7 +33,7 @@ from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.optimizers.learning_rate import unwrap_optimizer
 from trainer_kit.runtime.keras_internals import install_global_clipping
 from trainer_kit.training.task import Task
-from trainer_kit.typing import Metric, Optimizer
+from trainer_kit.typing import Metric, Optimizers
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class KerasTask(Task):
         self,
         inputs: Any,
         model: CompiledModel,
-        optimizer: Optimizer | Mapping[str, Optimizer],
+        optimizer: Optimizers,
         metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Runs the model's own training step, with its own optimizers, in graph, on a replica."""

@@ -190,7 +190,7 @@ class DurationField:
 # The author of a config gives numbers or text, and tasks and trainers read numbers. Hence
 # `int | Any`.
 RunSteps: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=-1)]
-LoopSteps: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=1)]
+StepsInLoop: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=1)]
 PartOfRun: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SHARE), ge=1)]
 SaveInterval: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SHARE, SECONDS), ge=1)]
 KeepInterval: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SECONDS), ge=1)]

@@ -323,7 +323,7 @@ class TrainerConfig(Config):
     eval_recreate_iterator: bool = True
     allow_tpu_summary: Literal[False] = False
     steps_per_epoch: PositiveInt | None = None
-    steps_per_loop: durations.LoopSteps = 1000
+    steps_per_loop: durations.StepsInLoop = 1000
     fuse_steps: PositiveInt = 1
     accumulate_steps: PositiveInt = 1
     summary_interval: durations.SaveInterval = durations.SUMMARY_INTERVAL

@@ -304,7 +304,7 @@ class BestWeightsExporter:
         """
         unreported_steps = steps - self._reported_lost_steps
         if self._folder.is_writer and unreported_steps:
-            step_names = ", ".join(map(str, sorted(steps)))
+            step_names = ", ".join(map(str, sorted(unreported_steps)))
             _LOG.warning(
                 "%s has lost the weights of step %s: they are missing or damaged. "
                 "The next evaluation that is better than the existing weights is exported",
