@@ -322,7 +322,7 @@ def build_controller(
     sidecar: Sidecar | None,
     signals: StopSignals,
     times: TimeLedger,
-) -> Any:
+) -> Controller | OrbitController:
     """Returns the controller of the trainer, with the callbacks of the run.
 
     It is a Controller, or the caller's orbit.Controller in an adapter.
@@ -330,7 +330,7 @@ def build_controller(
     options = plan.config.trainer
     directory = plan.directory
     run = Run(trainer, directory.path, plan.is_chief, plan.epochs, directory.read_stopped_step())
-    actions = build_actions(plan, trainer, manager)
+    actions = _build_actions(plan, trainer, manager)
 
     # What a controller of any kind takes.
     arguments: dict[str, Any] = {
@@ -365,7 +365,7 @@ def build_controller(
     user_callbacks = list(plan.callbacks)
     if options.summaries:
         managers = (writers.train_summaries, writers.eval_summaries)
-        timer = _summary_interval(plan)
+        timer = _build_summary_interval(plan)
         user_callbacks.append(TensorSummaries(options.summaries, timer, *managers))
     request_tensors(trainer, user_callbacks)
     profile = None
@@ -391,7 +391,7 @@ def build_controller(
     loop_ends = (options.steps_per_loop, options.checkpoint_interval, options.summary_interval)
     return controller_cls(
         callbacks=callbacks,
-        summary_interval=_summary_interval(plan),
+        summary_interval=_build_summary_interval(plan),
         save_on_stop=options.preemption_on_demand_checkpoint or options.max_time is not None,
         history=history,
         boundary_intervals=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
@@ -447,7 +447,7 @@ def assemble_callbacks(
     return callbacks
 
 
-def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
+def _build_summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
     """Returns the number of steps between summaries of training, or a new timer of them.
 
     Returns None if the run writes none.
@@ -458,7 +458,7 @@ def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
     return interval if isinstance(interval, int) else SummaryTimer(get_seconds(interval))
 
 
-def build_actions(plan: RunPlan, trainer: BaseTrainer, manager: CheckpointManager) -> Actions:
+def _build_actions(plan: RunPlan, trainer: BaseTrainer, manager: CheckpointManager) -> Actions:
     """Returns the actions of the run: the caller's and the trainer's.
 
     On a TPU an action saves when it is about to be preempted.

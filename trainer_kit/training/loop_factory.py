@@ -144,10 +144,10 @@ class LoopFactory:
                 if isinstance(error, tf.errors.ResourceExhaustedError):
                     training_sets = get_training_sets(self._config.task).values()
                     batch_sizes = [
-                        int(getattr(data, "global_batch_size", 0)) for data in training_sets
+                        int(getattr(data, "global_batch_size", 0) or 0) for data in training_sets
                     ]
                     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-                    examples = max(batch_sizes) // replicas
+                    examples = max(batch_sizes, default=0) // replicas
                     steps = self._config.trainer.accumulate_steps
                     add_note(error, less_memory_advice(steps, examples))
 
