@@ -48,7 +48,7 @@ def test_sets_are_evaluated_at_one_step() -> None:
     assert evaluations.select_unevaluated(["often", "rare", "far"], 9) == ["often", "rare", "far"]
 
 
-def test_a_rewind_forgets_what_is_evaluated_but_not_what_is_recorded() -> None:
+def test_a_rewind_forgets_evaluated_sets_but_no_recorded_ones() -> None:
     evaluations = _evaluations()
     evaluations.add_evaluated(["often", "rare"], 8)
     evaluations.forget_evaluated()
