@@ -170,7 +170,7 @@ class Run:
         worker tensors are concatenated along the first axis, and scalars are averaged. A step in
         micro-batches has the values of the last micro-batch. Empty for a trainer with custom steps.
         """
-        if self.trainer.custom_parts.has_steps:
+        if self.trainer.custom_parts.replaces_steps:
             return {}
         return self.trainer.train_tensors.values
 
@@ -180,7 +180,7 @@ class Run:
 
         With several validation sets, the tensors are grouped by set, then by name.
         """
-        if self.trainer.custom_parts.has_steps:
+        if self.trainer.custom_parts.replaces_steps:
             return {}
         return self.trainer.eval_tensors.values
 
@@ -274,7 +274,7 @@ class Run:
         Raises:
           UsageError: when the trainer has none.
         """
-        if self.trainer.custom_parts.has_steps:
+        if self.trainer.custom_parts.replaces_steps:
             raise UsageError(
                 f"{self.trainer.class_name} has no hyper-parameters that can be changed; use a"
                 " trainer_kit.Trainer"

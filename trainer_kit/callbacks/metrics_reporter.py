@@ -47,7 +47,7 @@ class MetricsReporter(Callback):
     def loop_begin(self, run: Run, steps: int) -> None:
         """Reports the hyper-parameters that were changed since the last loop began."""
         del steps
-        if run.trainer.custom_parts.has_steps:
+        if run.trainer.custom_parts.replaces_steps:
             return
         changes = run.trainer.hyper_parameters.take_changes()
         for name, (value, reason) in changes.items():

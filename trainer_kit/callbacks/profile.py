@@ -70,7 +70,7 @@ class Profile(Callback):
                 run.step,
             )
             return
-        if run.trainer.custom_parts.has_steps:
+        if run.trainer.custom_parts.replaces_steps:
             return
         executor = getattr(run.trainer.config.runtime, "executor", "default")
         if executor == SINGLE_THREADED:

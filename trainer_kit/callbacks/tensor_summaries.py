@@ -33,7 +33,7 @@ def request_tensors(trainer: BaseTrainer, callbacks: Iterable[Callback]) -> None
                 raise UsageError(
                     f"{where}: {names!r} is not a list of names of tensors; give [{names!r}]"
                 )
-            if names and trainer.custom_parts.has_steps:
+            if names and trainer.custom_parts.replaces_steps:
                 raise UsageError(
                     f"{where}: {trainer.class_name} has steps of its own, which expose no tensors"
                 )

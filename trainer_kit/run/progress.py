@@ -135,7 +135,7 @@ class Progress(StoppableRun):
 
         Returns 0 where the trainer does not count them.
         """
-        if self.trainer.custom_parts.has_steps:
+        if self.trainer.custom_parts.replaces_steps:
             return 0
         return int(self.trainer.evaluated_batches.numpy())
 

@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 class CustomParts:
     """The parts of a trainer that are not those of a trainer_kit.Trainer.
 
-    The engine cannot change them. For a subclass of Trainer, each field says whether it overrides a
-    method. This is what changes then:
+    The engine cannot change these parts, so it leaves out what would need to. A subclass of Trainer
+    overrides methods. A trainer that is no Trainer, such as one of Orbit, replaces all steps.
 
-      has_train_loop     create_train_loop_fn   A restore ends without a trace of the loop, so a
-                                                checkpoint gets the state that attributes contain.
-                                                Steps are neither fused nor split into
-                                                micro-batches. `train` resets the metrics before
-                                                the loop.
-      has_train_method   train                  `trace_training` does nothing, unless it is
-                                                overridden too: another loop may run. A save ends
-                                                the restore.
-                                                `reached_step` is None: there may be more steps.
-      has_loop_begin     train_loop_begin       `trace_training` does nothing: the data may change.
-      has_loop_end       train_loop_end         `reached_step` is None: there may be more steps.
-      has_replica_step   _replica_train_step    Steps are not split into micro-batches.
-      has_eval_reduce    eval_reduce            Evaluations reduce the outputs of steps to a state.
-                                                The names of their metrics are not known before.
-      has_eval_end       eval_end               The names of metrics are not known before.
-
-    `has_steps` is for a trainer that is no Trainer, such as one of Orbit. All its steps are its
-    own. They expose no tensors, and are not split into micro-batches. The loops run only as a
-    whole, and callbacks cannot change hyper-parameters.
+    Attributes:
+      replaces_steps: The trainer is no Trainer. Its steps expose no tensors, and are not split into
+        micro-batches. Its loops run only as a whole, and callbacks cannot change hyper-parameters.
+      overrides_train_loop: create_train_loop_fn is overridden. A restore ends without a trace of
+        the loop, so a checkpoint gets the state that attributes contain. Steps are neither fused
+        nor split into micro-batches. `train` resets the metrics before the loop.
+      overrides_train: train is overridden. `trace_training` does nothing, unless it is overridden
+        too: another loop may run. A save ends the restore. `reached_step` is None: there may be
+        more steps.
+      overrides_loop_begin: train_loop_begin is overridden. `trace_training` does nothing: the data
+        may change.
+      overrides_loop_end: train_loop_end is overridden. `reached_step` is None: there may be more
+        steps.
+      overrides_replica_step: _replica_train_step is overridden. Steps are not split into
+        micro-batches.
+      overrides_eval_reduce: eval_reduce is overridden. Evaluations reduce the outputs of steps to a
+        state. The names of their metrics are not known before they run.
+      overrides_eval_end: eval_end is overridden. The names of metrics are not known before an
+        evaluation.
     """
 
-    has_steps: bool = False
-    has_train_loop: bool = False
-    has_train_method: bool = False
-    has_loop_begin: bool = False
-    has_loop_end: bool = False
-    has_replica_step: bool = False
-    has_eval_reduce: bool = False
-    has_eval_end: bool = False
+    replaces_steps: bool = False
+    overrides_train_loop: bool = False
+    overrides_train: bool = False
+    overrides_loop_begin: bool = False
+    overrides_loop_end: bool = False
+    overrides_replica_step: bool = False
+    overrides_eval_reduce: bool = False
+    overrides_eval_end: bool = False
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
@@ -66,8 +66,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     has a default.
 
     Attributes:
-      custom_parts: The parts that differ from those of a Trainer. A trainer whose steps are not
-        custom has the parts of a Trainer.
+      custom_parts: The parts that differ from those of a Trainer. A trainer that does not replace
+        all steps has the parts of a Trainer.
       stop_flag: The StopFlag that loops check before each step. None: loops do not check one.
       can_train: Whether the trainer was created to train.
       can_evaluate: Whether the trainer was created to evaluate.
@@ -89,7 +89,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     """
 
     custom_parts: CustomParts = CustomParts(
-        has_steps=True, has_train_loop=True, has_train_method=True
+        replaces_steps=True, overrides_train_loop=True, overrides_train=True
     )
     stop_flag: StopFlag | None = None
     can_train: bool = True
@@ -233,8 +233,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         if self.stop_flag is not None:
             self.stop_flag.request()
 
-    def take_batch_or_end(self) -> bool:
-        """Takes the next training batch, or returns True at the end of the data.
+    def probe_end_of_data(self) -> bool:
+        """Whether the training data has ended. May take a batch to find out, which is lost.
 
         Called after a loop that has run no step and did not report the end of the data. The default
         takes nothing.

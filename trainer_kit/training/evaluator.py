@@ -1,6 +1,22 @@
 """Evaluator: the evaluation half of a Trainer.
 
-It has Orbit's eval step functions for a Task, under any strategy.
+It has Orbit's eval step functions for a Task, under any strategy. This is the order of the calls in
+`Evaluator.evaluate`:
+
+  for each of the weights that `ema.evaluate` names, the first of them last:
+    for each validation set:
+      eval_begin()                      eagerly; the weights are replaced by their average
+      create_eval_loop_fn(has_state)    eagerly, for a new loop function
+      loop(iterator, num_steps)         in graph, in cross-replica context
+        reset the metrics
+        for each step until num_steps, a stop or the end of the data:
+          eval_step(iterator)
+            next_eval_inputs(iterator)
+            task.validation_step(batch) on each replica
+          eval_reduce(state, outputs)   only for a task that aggregates logs
+        read the results of the metrics
+  eval_end(states)                      eagerly; it returns the logs and restores the weights
+  export the best weights               if there is a checkpoint_exporter
 """
 
 from __future__ import annotations
@@ -308,23 +324,18 @@ class EvaluationSteps:
 class Evaluator(BaseTrainer):
     """Evaluates a task over its validation sets. Created in the scope of the strategy.
 
+    The constructor stores its arguments. The subclass then creates the state of the run, and calls
+    `_prepare_evaluations` before the first use.
+
     Args:
       config: The experiment's config.
       task: The task to evaluate.
       model: The task's model.
-      can_evaluate: Whether the trainer was created to evaluate. If not, it still can after
-        `set_validation_sets`.
-      global_step: The global step, an int64 scalar.
-      state: The TrainState of the run.
-      average: The moving average of the weights, which is evaluated instead of them. None: the run
-        keeps no average.
-      sets: The validation sets.
-      metrics: The metrics of evaluations, with the loss. Each evaluation resets them first.
       checkpoint_exporter: Exports the best of all evaluations. None: `evaluate` exports nothing.
 
     Attributes:
       best_checkpoint_class: The class that keeps the best checkpoint of a run.
-      state: The TrainState of the run.
+      state: The TrainState of the run. The subclass creates it.
       stop_flag: The StopFlag that training and evaluation loops check before each step.
       validation: The validation sets.
       can_evaluate: Whether the trainer was created to evaluate, or has received validation sets
@@ -339,18 +350,17 @@ class Evaluator(BaseTrainer):
     _evaluation_hooks: EvaluationHooks | None = None
     stop_flag: StopFlag
 
+    # The subclass creates these. The step is an int64 scalar. The average is evaluated instead of
+    # the weights, if the run keeps one.
+    state: TrainState
+    _global_step: tf.Variable
+    _average: Average | None
+
     def __init__(
         self,
         config: ExperimentLike,
         task: TaskLike,
         model: Model,
-        *,
-        can_evaluate: bool,
-        global_step: tf.Variable,
-        state: TrainState,
-        average: Average | None,
-        sets: ValidationSets,
-        metrics: MetricSet,
         checkpoint_exporter: CheckpointExporter | None,
     ) -> None:
         self._strategy = tf.distribute.get_strategy()
@@ -358,16 +368,27 @@ class Evaluator(BaseTrainer):
         self._options = EngineOptions.from_config(config)
         self._task = task
         self._model = model
-        self._global_step = global_step
-        self.state = state
-        self._average = average
-        self._weights = WeightSelector(state, average)
         self._checkpoint_exporter = checkpoint_exporter
+
+    def _prepare_evaluations(
+        self, sets: ValidationSets, metrics: MetricSet, *, can_evaluate: bool
+    ) -> None:
+        """Creates the stop flag, the asynchronous workers, and what evaluations use.
+
+        Called once by the constructor of the subclass, when the state of the run exists.
+
+        Args:
+          sets: The validation sets.
+          metrics: The metrics of evaluations, with the loss. Each evaluation resets them first.
+          can_evaluate: Whether the trainer was created to evaluate. If not, it still can after
+            `set_validation_sets`.
+        """
+        self._weights = WeightSelector(self.state, self._average)
         self.stop_flag = StopFlag(self._strategy)
         self._workers = AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
         self._validation_metric_set = metrics
-        self.eval_tensors = StepTensors("evaluation", config, metrics)
+        self.eval_tensors = StepTensors("evaluation", self._config, metrics)
         self.can_evaluate = can_evaluate
         self._replace_validation_sets(sets)
 
@@ -398,238 +419,7 @@ class Evaluator(BaseTrainer):
         """
         self._evaluation_hooks = hooks
 
-    @property
-    def checkpoint(self) -> tf.train.Checkpoint:
-        """The tf.train.Checkpoint with all state of the run."""
-        return self.state.checkpoint
-
-    def get_metric_weights_name(self, metric: str) -> str:
-        """Returns the name of the weights that a metric of an evaluation belongs to.
-
-        It is the name of an average, or "weights".
-        """
-        set_names = [name for name in self.validation_set_names if name]
-        weights_name, _ = self._weights.split_metric_name(metric, set_names)
-        return weights_name
-
-    def use_weights(self, name: str = "") -> AbstractContextManager[None]:
-        """Replaces the weights by a moving average, if any, inside this context.
-
-        Late saves wait meanwhile. Runs eagerly, on the host.
-
-        Args:
-          name: "average", "weights" or one of `ema.more_decays`. "" means what evaluations use, the
-            first of `ema.evaluate`.
-
-        Raises:
-          UsageError: when the run keeps no such average.
-        """
-        return self._weights.use_weights(name)
-
-    @property
-    def average_names(self) -> list[str]:
-        """The names of the moving averages that the run keeps."""
-        return self._weights.average_names
-
-    def write_weights(self, prefix: str, name: str = "") -> None:
-        """Writes a checkpoint of weights alone, in the form of the best checkpoint.
-
-        Runs eagerly, on the host, on every worker.
-
-        Args:
-          prefix: The path of the checkpoint, without suffixes.
-          name: Which weights. See `use_weights`.
-        """
-        if self.can_train:
-            self.state.track_attributes(self._get_transient_variables())
-        with self.use_weights(name):
-            self.state.weights_checkpoint.write(prefix)
-
-    @contextlib.contextmanager
-    def use_metric_weights(self, metric: str) -> Iterator[tf.train.Checkpoint]:
-        """A context with the checkpoint of the weights that a metric of an evaluation belongs to.
-
-        It is for an exporter of the best weights. Runs eagerly, on the host, on every worker. A
-        late save, in another thread, waits meanwhile.
-
-        Args:
-          metric: The metric's name in the logs. Nested names are joined by `|`.
-        """
-        if self.can_train:
-            self.state.track_attributes(self._get_transient_variables())
-        with self.use_weights(self.get_metric_weights_name(metric)):
-            yield self.state.weights_checkpoint
-
-    def restore_trained_weights(self) -> None:
-        """Restores the weights and the states of random generators after an evaluation.
-
-        Any thread may call it.
-        """
-        self._weights.restore_trained_weights()
-
-    @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """The strategy in whose scope this trainer was created."""
-        return self._strategy
-
-    @property
-    def config(self) -> Any:
-        """The experiment's config."""
-        return self._config
-
-    @property
-    def task(self) -> Any:
-        """The task."""
-        return self._task
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        return self._model
-
-    @property
-    def global_step(self) -> tf.Variable:
-        """The number of training iterations done, an int64 scalar.
-
-        It does not depend on the number of optimizers.
-        """
-        return self._global_step
-
-    def _read_step(self) -> int:
-        return int(self.global_step.numpy())
-
-    @property
-    def validation_loss(self) -> Metric:
-        """The metric of the validation loss, a mean over examples."""
-        return self._get_metrics(self.validation.current).loss
-
-    @property
-    def validation_metrics(self) -> list[Metric]:
-        """All validation metrics but the loss."""
-        return self._get_metrics(self.validation.current).metrics
-
-    @property
-    def checkpoint_exporter(self) -> CheckpointExporter | None:
-        """Exports the best of all evaluations.
-
-        None: `evaluate` exports nothing. The run may do so itself.
-        """
-        return self._checkpoint_exporter
-
-    @checkpoint_exporter.setter
-    def checkpoint_exporter(self, exporter: CheckpointExporter | None) -> None:
-        self._checkpoint_exporter = exporter
-
-    @property
-    def validation_set_names(self) -> tuple[str, ...]:
-        """The names of the validation sets. A single set has the name ""."""
-        return self.validation.names
-
-    @property
-    def eval_dataset(self) -> Dataset | dict[str, Dataset]:
-        """The validation dataset, created when it is first needed.
-
-        With several sets, it is a dict of datasets by name. Setting it, or some of the sets by
-        name, takes effect with the next evaluation.
-        """
-        return self.validation.dataset
-
-    @eval_dataset.setter
-    def eval_dataset(self, dataset: Dataset | Mapping[str, Dataset]) -> None:
-        self.validation.replace(dataset)
-
-    def register_state(
-        self, name: str, get_state: Callable[[], object], restore_state: Callable[[Any], None]
-    ) -> None:
-        """Adds what `get_state` returns to checkpoints.
-
-        Args:
-          name: The name of the state.
-          get_state: Returns the state, in JSON types.
-          restore_state: Called with the state after a restore.
-        """
-        self.state.python_state.add(name, get_state, restore_state)
-
-    def distribute_dataset(
-        self,
-        dataset_or_fn: tf.data.Dataset | Callable[..., tf.data.Dataset],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Dataset:
-        """Returns a dataset distributed over the replicas.
-
-        Args:
-          dataset_or_fn: A tf.data.Dataset in global batches, or a function that returns one in
-            batches for one replica. The function may have an argument `input_context`.
-          *args: Arguments of the function.
-          **kwargs: Keyword arguments of the function.
-        """
-        return datasets.distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
-
-    def init_async(self) -> None:
-        """Does nothing, like Model Garden's method without parameter servers.
-
-        Raises:
-          UsageError: when the strategy uses parameter servers.
-        """
-        resolve_strategy(self._strategy)
-
-    def coordinator_for_async(self) -> Any:
-        """Returns the coordinator of asynchronous training.
-
-        Raises:
-          UsageError: when the strategy is synchronous.
-        """
-        return self._workers.coordinator
-
-    def join(self) -> None:
-        """Waits for all scheduled steps. Returns at once in synchronous training."""
-        self._workers.join()
-
-    def validation_intervals(self, default: int | None) -> dict[str, int | None]:
-        """Returns the steps between evaluations, by validation set.
-
-        Args:
-          default: The interval of sets without their own.
-        """
-        intervals = {}
-        for validation_set in self.validation:
-            intervals[validation_set.name] = validation_set.interval(default)
-        return intervals
-
-    def evaluation_batches(self) -> int | None:
-        """Returns the number of batches that this process evaluates. None if it is not known.
-
-        Safe from any thread.
-        """
-        replicas = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
-        batches = self.validation.batches(self.config.trainer.validation_steps, replicas)
-        if batches is None:
-            return None
-
-        # Each set is evaluated once with each of the weights.
-        return batches * (1 + len(self._weights.others))
-
-    def validation_metric_names(self) -> list[str] | None:
-        """Returns the names of the metrics that `eval_end` returns, nested names joined by `|`.
-
-        It returns None if they are known only after an evaluation: a task aggregates logs by its
-        own functions, the metrics have no names yet, or a subclass overrides `eval_end`.
-        """
-        names: list[str] = []
-        for validation_set in self.validation:
-            metrics = None
-            if not self._aggregates(self._get_task(validation_set)):
-                metrics = self._get_metrics(validation_set).names()
-            if metrics is None or self.custom_parts.has_eval_end:
-                return None
-
-            # A single set and the main weights add no part to a name.
-            for weights in ("", *self._weights.others):
-                for metric in metrics:
-                    parts = filter(None, (validation_set.name, weights, metric))
-                    names.append("|".join(parts))
-        return names
+    # ---- Evaluation, in the order of the calls.
 
     def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs of `eval_end`. Runs eagerly, on the host.
@@ -721,6 +511,14 @@ class Evaluator(BaseTrainer):
                             logs = self._compute_set_logs(name, state)
                             logs_by_set.setdefault(name, {})[weights] = logs
         return logs_by_set
+
+    def eval_begin(self) -> Any:
+        """Replaces the weights by the moving average, if there is one.
+
+        Called before each validation set. An override may return an initial state, which has to be
+        a new one each time.
+        """
+        self._weights.apply_selected_weights()
 
     def _evaluate_set(self, validation_set: ValidationSet, num_steps: IntLike, state: Any) -> Any:
         """Runs the loop of a validation set.
@@ -843,31 +641,6 @@ class Evaluator(BaseTrainer):
 
         return loop_fn
 
-    def _check_evaluation_loop(
-        self, done: int, num_steps: IntLike, graph: tf.Graph | None, metrics: MetricSet
-    ) -> None:
-        """Checks after a loop the number of its batches, and what its graph writes."""
-        check_evaluated_batches(done, int(num_steps), self.is_stop_requested)
-        transient_variables = [*self._get_transient_variables(), *metrics.returned_variables]
-        self.state.check_evaluation(graph, transient_variables)
-
-    def eval_begin(self) -> Any:
-        """Replaces the weights by the moving average, if there is one.
-
-        Called before each validation set. An override may return an initial state, which has to be
-        a new one each time.
-        """
-        self._weights.apply_selected_weights()
-
-    @tf.autograph.experimental.do_not_convert
-    def next_eval_inputs(self, iterator: DataIterator) -> tuple[Any, dict[str, Any]]:
-        """Returns the next batch for the model, and logs that do not go through the model.
-
-        Runs in graph. These logs stay on the host, and are merged with the logs of validation_step
-        for `aggregate_logs`.
-        """
-        return next(iterator), {}
-
     @tf.autograph.experimental.do_not_convert
     def eval_step(self, iterator: DataIterator) -> dict[str, Any]:
         """Evaluates one element of the iterator on every replica.
@@ -891,17 +664,14 @@ class Evaluator(BaseTrainer):
             )
         return {**passthrough, **logs}
 
-    @contextlib.contextmanager
-    def _enter_step(self, inputs: Any) -> Iterator[None]:
-        """A context for a training or evaluation step. Entered in graph, in cross-replica context.
+    @tf.autograph.experimental.do_not_convert
+    def next_eval_inputs(self, iterator: DataIterator) -> tuple[Any, dict[str, Any]]:
+        """Returns the next batch for the model, and logs that do not go through the model.
 
-        The step writes variables only after its inputs were read. Without this, where the size of a
-        batch is known beforehand, metrics may count one more batch when the data has ended. Random
-        operations of the step draw from the generator of the run.
+        Runs in graph. These logs stay on the host, and are merged with the logs of validation_step
+        for `aggregate_logs`.
         """
-        random = stateless_random_operations(self.state.random_generator)
-        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
-            yield
+        return next(iterator), {}
 
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> Mapping[str, Any]:
@@ -945,6 +715,14 @@ class Evaluator(BaseTrainer):
         task = self._get_task(self.validation.current)
         return apply_autograph(task.aggregate_logs)(state, step_outputs)
 
+    def _check_evaluation_loop(
+        self, done: int, num_steps: IntLike, graph: tf.Graph | None, metrics: MetricSet
+    ) -> None:
+        """Checks after a loop the number of its batches, and what its graph writes."""
+        check_evaluated_batches(done, int(num_steps), self.is_stop_requested)
+        transient_variables = [*self._get_transient_variables(), *metrics.returned_variables]
+        self.state.check_evaluation(graph, transient_variables)
+
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation. Runs eagerly, on the host.
 
@@ -961,27 +739,6 @@ class Evaluator(BaseTrainer):
             logs = self._with_others("", aggregated_logs)
         self.restore_trained_weights()
         return logs
-
-    def locate_metric(self, metric: str) -> tuple[list[str], str]:
-        """Returns where the logs of an evaluation have a metric.
-
-        Args:
-          metric: The metric's name in the logs. Nested names are joined by `|`.
-
-        Returns:
-          The names of the nested logs, of validation set and weights, and the metric's own name.
-        """
-        sets = self.validation.names if self.validation.has_names else ()
-        weights, name = self._weights.split_metric_name(metric, sets)
-
-        # The logs of the main weights are next to the names of the others, not under a name.
-        groups = []
-        if sets:
-            set_name, _, name = name.partition("|")
-            groups.append(set_name)
-        if weights != self._weights.main:
-            groups.append(weights)
-        return groups, name
 
     def _with_others(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set with those of all weights.
@@ -1019,6 +776,23 @@ class Evaluator(BaseTrainer):
             logs.update(task.reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
 
+    # ---- What training and evaluation share.
+
+    @contextlib.contextmanager
+    def _enter_step(self, inputs: Any) -> Iterator[None]:
+        """A context for a training or evaluation step. Entered in graph, in cross-replica context.
+
+        The step writes variables only after its inputs were read. Without this, where the size of a
+        batch is known beforehand, metrics may count one more batch when the data has ended. Random
+        operations of the step draw from the generator of the run.
+        """
+        random = stateless_random_operations(self.state.random_generator)
+        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
+            yield
+
+    def _read_step(self) -> int:
+        return int(self.global_step.numpy())
+
     def _get_transient_variables(self) -> list[Variable]:
         """Returns the variables that steps write and no checkpoint needs.
 
@@ -1032,6 +806,8 @@ class Evaluator(BaseTrainer):
         variables += [*self.stop_flag.variables, self.evaluated_batches]
         variables += self.eval_tensors.value_variables
         return variables
+
+    # ---- The validation sets.
 
     def select_validation_set(self, name: str) -> ValidationSet:
         """Makes a validation set the current one.
@@ -1057,6 +833,10 @@ class Evaluator(BaseTrainer):
             return self._validation_metric_set
         return validation_set.metrics
 
+    def _aggregates(self, task: Task) -> bool:
+        """Whether the outputs of the steps of a task are reduced to a state."""
+        return task.aggregates() or self.custom_parts.overrides_eval_reduce
+
     def check_aggregation(self) -> None:
         """Checks that no logs are aggregated on several workers.
 
@@ -1073,6 +853,261 @@ class Evaluator(BaseTrainer):
                     "which count the examples of all workers"
                 )
 
-    def _aggregates(self, task: Task) -> bool:
-        """Whether the outputs of the steps of a task are reduced to a state."""
-        return task.aggregates() or self.custom_parts.has_eval_reduce
+    @property
+    def validation_set_names(self) -> tuple[str, ...]:
+        """The names of the validation sets. A single set has the name ""."""
+        return self.validation.names
+
+    @property
+    def eval_dataset(self) -> Dataset | dict[str, Dataset]:
+        """The validation dataset, created when it is first needed.
+
+        With several sets, it is a dict of datasets by name. Setting it, or some of the sets by
+        name, takes effect with the next evaluation.
+        """
+        return self.validation.dataset
+
+    @eval_dataset.setter
+    def eval_dataset(self, dataset: Dataset | Mapping[str, Dataset]) -> None:
+        self.validation.replace(dataset)
+
+    def validation_intervals(self, default: int | None) -> dict[str, int | None]:
+        """Returns the steps between evaluations, by validation set.
+
+        Args:
+          default: The interval of sets without their own.
+        """
+        intervals = {}
+        for validation_set in self.validation:
+            intervals[validation_set.name] = validation_set.interval(default)
+        return intervals
+
+    def evaluation_batches(self) -> int | None:
+        """Returns the number of batches that this process evaluates. None if it is not known.
+
+        Safe from any thread.
+        """
+        replicas = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
+        batches = self.validation.batches(self.config.trainer.validation_steps, replicas)
+        if batches is None:
+            return None
+
+        # Each set is evaluated once with each of the weights.
+        return batches * (1 + len(self._weights.others))
+
+    # ---- The names of metrics.
+
+    def validation_metric_names(self) -> list[str] | None:
+        """Returns the names of the metrics that `eval_end` returns, nested names joined by `|`.
+
+        It returns None if they are known only after an evaluation: a task aggregates logs by its
+        own functions, the metrics have no names yet, or a subclass overrides `eval_end`.
+        """
+        names: list[str] = []
+        for validation_set in self.validation:
+            metrics = None
+            if not self._aggregates(self._get_task(validation_set)):
+                metrics = self._get_metrics(validation_set).names()
+            if metrics is None or self.custom_parts.overrides_eval_end:
+                return None
+
+            # A single set and the main weights add no part to a name.
+            for weights in ("", *self._weights.others):
+                for metric in metrics:
+                    parts = filter(None, (validation_set.name, weights, metric))
+                    names.append("|".join(parts))
+        return names
+
+    def locate_metric(self, metric: str) -> tuple[list[str], str]:
+        """Returns where the logs of an evaluation have a metric.
+
+        Args:
+          metric: The metric's name in the logs. Nested names are joined by `|`.
+
+        Returns:
+          The names of the nested logs, of validation set and weights, and the metric's own name.
+        """
+        sets = self.validation.names if self.validation.has_names else ()
+        weights, name = self._weights.split_metric_name(metric, sets)
+
+        # The logs of the main weights are next to the names of the others, not under a name.
+        groups = []
+        if sets:
+            set_name, _, name = name.partition("|")
+            groups.append(set_name)
+        if weights != self._weights.main:
+            groups.append(weights)
+        return groups, name
+
+    def get_metric_weights_name(self, metric: str) -> str:
+        """Returns the name of the weights that a metric of an evaluation belongs to.
+
+        It is the name of an average, or "weights".
+        """
+        set_names = [name for name in self.validation_set_names if name]
+        weights_name, _ = self._weights.split_metric_name(metric, set_names)
+        return weights_name
+
+    # ---- The weights and their averages.
+
+    @property
+    def average_names(self) -> list[str]:
+        """The names of the moving averages that the run keeps."""
+        return self._weights.average_names
+
+    def use_weights(self, name: str = "") -> AbstractContextManager[None]:
+        """Replaces the weights by a moving average, if any, inside this context.
+
+        Late saves wait meanwhile. Runs eagerly, on the host.
+
+        Args:
+          name: "average", "weights" or one of `ema.more_decays`. "" means what evaluations use, the
+            first of `ema.evaluate`.
+
+        Raises:
+          UsageError: when the run keeps no such average.
+        """
+        return self._weights.use_weights(name)
+
+    @contextlib.contextmanager
+    def use_metric_weights(self, metric: str) -> Iterator[tf.train.Checkpoint]:
+        """A context with the checkpoint of the weights that a metric of an evaluation belongs to.
+
+        It is for an exporter of the best weights. Runs eagerly, on the host, on every worker. A
+        late save, in another thread, waits meanwhile.
+
+        Args:
+          metric: The metric's name in the logs. Nested names are joined by `|`.
+        """
+        if self.can_train:
+            self.state.track_attributes(self._get_transient_variables())
+        with self.use_weights(self.get_metric_weights_name(metric)):
+            yield self.state.weights_checkpoint
+
+    def write_weights(self, prefix: str, name: str = "") -> None:
+        """Writes a checkpoint of weights alone, in the form of the best checkpoint.
+
+        Runs eagerly, on the host, on every worker.
+
+        Args:
+          prefix: The path of the checkpoint, without suffixes.
+          name: Which weights. See `use_weights`.
+        """
+        if self.can_train:
+            self.state.track_attributes(self._get_transient_variables())
+        with self.use_weights(name):
+            self.state.weights_checkpoint.write(prefix)
+
+    def restore_trained_weights(self) -> None:
+        """Restores the weights and the states of random generators after an evaluation.
+
+        Any thread may call it.
+        """
+        self._weights.restore_trained_weights()
+
+    # ---- What an evaluator consists of.
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy in whose scope this trainer was created."""
+        return self._strategy
+
+    @property
+    def config(self) -> Any:
+        """The experiment's config."""
+        return self._config
+
+    @property
+    def task(self) -> Any:
+        """The task."""
+        return self._task
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._model
+
+    @property
+    def global_step(self) -> tf.Variable:
+        """The number of training iterations done, an int64 scalar.
+
+        It does not depend on the number of optimizers.
+        """
+        return self._global_step
+
+    @property
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """The tf.train.Checkpoint with all state of the run."""
+        return self.state.checkpoint
+
+    @property
+    def validation_loss(self) -> Metric:
+        """The metric of the validation loss, a mean over examples."""
+        return self._get_metrics(self.validation.current).loss
+
+    @property
+    def validation_metrics(self) -> list[Metric]:
+        """All validation metrics but the loss."""
+        return self._get_metrics(self.validation.current).metrics
+
+    @property
+    def checkpoint_exporter(self) -> CheckpointExporter | None:
+        """Exports the best of all evaluations.
+
+        None: `evaluate` exports nothing. The run may do so itself.
+        """
+        return self._checkpoint_exporter
+
+    @checkpoint_exporter.setter
+    def checkpoint_exporter(self, exporter: CheckpointExporter | None) -> None:
+        self._checkpoint_exporter = exporter
+
+    def register_state(
+        self, name: str, get_state: Callable[[], object], restore_state: Callable[[Any], None]
+    ) -> None:
+        """Adds what `get_state` returns to checkpoints.
+
+        Args:
+          name: The name of the state.
+          get_state: Returns the state, in JSON types.
+          restore_state: Called with the state after a restore.
+        """
+        self.state.python_state.add(name, get_state, restore_state)
+
+    def distribute_dataset(
+        self,
+        dataset_or_fn: tf.data.Dataset | Callable[..., tf.data.Dataset],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Dataset:
+        """Returns a dataset distributed over the replicas.
+
+        Args:
+          dataset_or_fn: A tf.data.Dataset in global batches, or a function that returns one in
+            batches for one replica. The function may have an argument `input_context`.
+          *args: Arguments of the function.
+          **kwargs: Keyword arguments of the function.
+        """
+        return datasets.distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
+
+    # ---- Asynchronous training.
+
+    def init_async(self) -> None:
+        """Does nothing, like Model Garden's method without parameter servers.
+
+        Raises:
+          UsageError: when the strategy uses parameter servers.
+        """
+        resolve_strategy(self._strategy)
+
+    def coordinator_for_async(self) -> Any:
+        """Returns the coordinator of asynchronous training.
+
+        Raises:
+          UsageError: when the strategy is synchronous.
+        """
+        return self._workers.coordinator
+
+    def join(self) -> None:
+        """Waits for all scheduled steps. Returns at once in synchronous training."""
+        self._workers.join()

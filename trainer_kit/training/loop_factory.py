@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.loop_function import check_one_thread
 from trainer_kit.training.loops.train_loop import LoopSteps, TrainLoop
 from trainer_kit.training.micro_batches import less_memory_advice
-from trainer_kit.typing import Dataset, ExperimentLike
+from trainer_kit.typing import DataIterator, Dataset, ExperimentLike
 
 # What a LoopFactory creates, as opposed to the loop functions of a subclass of Trainer.
 FactoryLoop: TypeAlias = TrainLoop | FusedLoop
@@ -52,33 +52,50 @@ class LoopFactory:
       config: The experiment's config.
       stop_flag: The StopFlag, which ends a loop before its next step.
       fuse_steps: The number of steps in one XLA program. 1 means that steps are not fused.
+      custom_loop_class: The name of a class that overrides create_train_loop_fn. "" if there is
+        none.
 
     Attributes:
       fuse_steps: The argument of this name.
       stack: The batches of fused steps that a loop has read and not used, for the next loop.
     """
 
-    def __init__(self, config: ExperimentLike, stop_flag: StopFlag, fuse_steps: int) -> None:
+    def __init__(
+        self,
+        config: ExperimentLike,
+        stop_flag: StopFlag,
+        fuse_steps: int,
+        custom_loop_class: str,
+    ) -> None:
         self._config = config
         self._stop_flag = stop_flag
+        self._custom_loop_class = custom_loop_class
         self._strategy = tf.distribute.get_strategy()
         self._executor = EngineOptions.from_config(config).executor
         self.fuse_steps = fuse_steps
         self.stack = BatchStack()
 
-    def find_fusing_problem(self, dataset: Dataset | None, custom_loop_class: str) -> str:
+    def find_fusing_problem(self, dataset: Dataset | None) -> str:
         """Returns why steps cannot be fused. "" if no reason is known.
 
         Args:
           dataset: A ready-made dataset to train on. None: the task's data is used.
-          custom_loop_class: The name of a class that overrides create_train_loop_fn. "" if there is
-            none.
         """
-        return find_fusing_problem(self._config, self._strategy, dataset, custom_loop_class)
+        return find_fusing_problem(self._config, self._strategy, dataset, self._custom_loop_class)
 
-    def check_fusing(self, problem: str) -> None:
-        """Raises UsageError when steps are to be fused and `problem` is not empty."""
+    def check_fusing(self, dataset: Dataset | None) -> None:
+        """Raises UsageError when steps are to be fused and cannot be. See `find_fusing_problem`."""
+        problem = self.find_fusing_problem(dataset)
         check_fusing(self.fuse_steps, problem)
+
+    def next_batch(self, iterator: DataIterator) -> Any:
+        """Takes the next batch from an iterator over the training data. Runs eagerly, on the host.
+
+        An element of the iterator is a batch, or a stack of batches for fused steps.
+        """
+        if self.fuse_steps > 1:
+            return self.stack.next_batch(iterator)
+        return next(iterator)
 
     def create_loop(self, steps: LoopSteps) -> FactoryLoop:
         """Returns a new loop of these steps that is not traced yet."""

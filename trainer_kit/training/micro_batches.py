@@ -52,12 +52,12 @@ def check_micro_batch_support(
             "workers of a ParameterServerStrategy update by themselves; "
             "set it to 1, or take another strategy"
         )
-    elif custom_parts.has_train_loop:
+    elif custom_parts.overrides_train_loop:
         problem = (
             f"{class_name} builds its own training loop in create_train_loop_fn; "
             "set it to 1, or remove that method"
         )
-    elif custom_parts.has_replica_step:
+    elif custom_parts.overrides_replica_step:
         problem = (
             f"{class_name} has a training step of its own on each replica, "
             "which is not split into micro-batches; set it to 1"

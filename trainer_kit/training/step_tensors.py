@@ -216,7 +216,7 @@ def check_evaluation_tensors(trainer: BaseTrainer) -> None:
     Raises:
       UsageError: when the step exposes no tensor of such a name.
     """
-    if trainer.custom_parts.has_steps:
+    if trainer.custom_parts.replaces_steps:
         return
     # Only an Evaluator has steps that are not its own.
     evaluator = cast("Evaluator", trainer)

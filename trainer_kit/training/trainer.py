@@ -15,10 +15,9 @@ one tf.function, which runs many steps. This is the order of the calls in `Train
     read the results of the metrics   in one transfer
   train_loop_end()                    eagerly; it returns the logs
 
-The end of the data leaves the loop as an error, which `train` handles. Before the first loop,
-everything that it writes has to be known, so it is traced once: in `train`, or in `trace_training`
-for a save or an evaluation at step 0. A subclass may override most of these methods. CustomParts
-has a table of what then changes.
+The end of the data leaves the loop as an error, which `train` handles. Why a loop is traced before
+its first step is explained in the section "Restores and saves". A subclass may override most of
+these methods. CustomParts says what then changes.
 
 Evaluations are in evaluator.py. Steps run in strategy.run only here, there and in micro_batches.
 """
@@ -58,7 +57,6 @@ from trainer_kit.training.checks.model_and_config import (
     check_model,
     check_sections,
 )
-from trainer_kit.training.engine_options import EngineOptions
 from trainer_kit.training.evaluator import Average, Evaluator
 from trainer_kit.training.gradient_reports import GradientReports
 from trainer_kit.training.hyper_parameters import HyperParameters
@@ -110,68 +108,16 @@ _LOG = logging.getLogger(__name__)
 _STEP_KEY = "trainer_kit/global_step"
 
 
-class TrainingSteps:
-    """What the training loops of a trainer run. It has the methods of LoopSteps.
-
-    Args:
-      trainer: The trainer.
-      metrics: The training metrics.
-      weights_check: Checks the weights at the end of a loop. None: nothing checks them.
-    """
-
-    def __init__(
-        self, trainer: Trainer, metrics: MetricSet, weights_check: FiniteWeightsCheck | None
-    ) -> None:
-        self._trainer = trainer
-        self._metrics = metrics
-        self._weights_check = weights_check
-
-    def reset(self) -> None:
-        """Resets the metrics. Runs eagerly or in graph, in cross-replica context."""
-        self._metrics.reset()
-
-    @property
-    def step(self) -> Callable[[DataIterator], None]:
-        """The method `train_step` of the trainer.
-
-        It is read at each use, because a subclass may replace it after the constructor of Trainer
-        has run.
-        """
-        return self._trainer.train_step
-
-    def after_step(self) -> None:
-        """Stops all workers at the same step if one of them was asked to stop. Runs in graph."""
-        self._trainer.stop_flag.sync_workers(self._trainer.global_step)
-
-    @tf.autograph.experimental.do_not_convert
-    def results(self) -> dict[str, Any]:
-        """Returns the results of a loop, and what `train_loop_end` reads besides the metrics.
-
-        Runs eagerly or in graph, in cross-replica context.
-        """
-        trainer = self._trainer
-        results = self._metrics.results()
-        results["learning_rate"] = current_learning_rate(trainer.optimizer)
-
-        # A float64 is exact up to 2**53. An int64 would need a separate transfer.
-        results[_STEP_KEY] = tf.cast(trainer.global_step, tf.float64)
-
-        if self._weights_check is not None:
-            is_segmented = trainer.segmented_loop.hooks is not None
-            results |= self._weights_check.result(is_segmented=is_segmented)
-        return results
-
-
 class Trainer(Evaluator):
     """Trains and evaluates a task. Create it in the scope of its strategy.
 
     Evaluator has the other half. The constructor works in this order, because each part needs those
     before it:
 
-      1. check the config and the task, and build the variables of the model
+      1. check the config and the task, build the variables of the model, and store the arguments
       2. freeze variables, then create the global step, the optimizer, the average and the state
       3. create the metrics of training, and what adds to them
-      4. create the data and the metrics of evaluations, and call the constructor of Evaluator
+      4. create the data and the metrics of evaluations
       5. build the variables of all metrics
       6. create the training data and the values that a checkpoint contains beside variables
       7. create what runs the loops
@@ -194,7 +140,7 @@ class Trainer(Evaluator):
 
     Attributes:
       strategy, config, task, model, global_step: Properties of Evaluator.
-      state: The TrainState. The constructor of Evaluator sets it, and the next four.
+      state: The TrainState.
       stop_flag: The StopFlag that loops check before each step.
       validation: The validation sets.
       can_evaluate: Whether this trainer evaluates.
@@ -226,6 +172,15 @@ class Trainer(Evaluator):
 
     inputs_class: type[TaskInputs] = TaskInputs
 
+    # Evaluator provides these private names, which the methods below use:
+    #
+    #   _strategy            the strategy in whose scope the trainer is created
+    #   _options             the EngineOptions of the config
+    #   _workers             the workers of asynchronous training
+    #   _enter_step(inputs)  the context of a training or evaluation step
+    #   _read_step()         the global step as an int
+    #   _is_inside_epoch()   whether the next loop continues the metrics of this epoch
+
     def __init__(
         self,
         config: ExperimentLike,
@@ -246,9 +201,13 @@ class Trainer(Evaluator):
         build_model(config.task, task, model, train, dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
 
+        super().__init__(config, task, model, checkpoint_exporter)
+        options = self._options
+        self.can_train = train
+        self.custom_parts = get_custom_parts(type(self))
+
         # What is trained, and what a checkpoint contains. Variables are frozen first, because the
         # optimizer gets slots for trainable variables only.
-        options = EngineOptions.from_config(config)
         trainable = freeze(model, options.freeze)
         global_step = self._build_global_step()
         built_optimizer = self._build_optimizers(config, task, model, optimizer)
@@ -264,40 +223,27 @@ class Trainer(Evaluator):
             require_exact=options.require_exact_resume,
         )
         state.add_root("trainer", self)
+        self._global_step = global_step
+        self._optimizer = built_optimizer
+        self._average = average
+        self.state = state
 
         # What training steps report. The reports and the tensors add metrics to the set.
         train_metrics = self._build_training_metrics(config, task, model, train)
         gradient_reports = GradientReports(
             config.trainer, built_optimizer, global_step, train_metrics, task
         )
-        train_tensors = StepTensors("training", config, train_metrics)
+        self._train_metric_set = train_metrics
+        self._gradient_reports = gradient_reports
+        self.train_tensors = StepTensors("training", config, train_metrics)
 
-        # The evaluation half of this object.
+        # What evaluations use. Training loops share the stop flag and the asynchronous workers.
         inputs = self.inputs_class(config, task)
+        self.inputs = inputs
         validation_data = inputs.create_all_validation_data(validation_dataset)
         validation_sets = create_validation_sets(validation_data, config.trainer)
         validation_metrics = self._build_evaluation_metrics(config, task, model, evaluate)
-        super().__init__(
-            config,
-            task,
-            model,
-            can_evaluate=evaluate,
-            global_step=global_step,
-            state=state,
-            average=average,
-            sets=validation_sets,
-            metrics=validation_metrics,
-            checkpoint_exporter=checkpoint_exporter,
-        )
-
-        # The training half of this object.
-        self.can_train = train
-        self.custom_parts = get_custom_parts(type(self))
-        self._optimizer = built_optimizer
-        self._train_metric_set = train_metrics
-        self._gradient_reports = gradient_reports
-        self.train_tensors = train_tensors
-        self.inputs = inputs
+        self._prepare_evaluations(validation_sets, validation_metrics, can_evaluate=evaluate)
 
         # Some metrics create their variables at the first update. Loops need all variables before.
         build_metrics(
@@ -322,11 +268,12 @@ class Trainer(Evaluator):
         self._register_python_state()
         self.hyper_parameters = HyperParameters(task, built_optimizer, state.python_state)
 
-        # What runs the loops. A trainer that only evaluates has none, so its options are not
-        # checked.
+        # What runs the loops. A trainer that only evaluates has none, so its options for loops are
+        # not checked.
         fuse_steps = options.fuse_steps if train else 1
-        self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
-        self.loop_factory.check_fusing(self.find_fusing_problem())
+        custom_loop_class = type(self).__name__ if self.custom_parts.overrides_train_loop else ""
+        self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps, custom_loop_class)
+        self.loop_factory.check_fusing(self.data.prebuilt_dataset)
         self.data.set_stack_size(fuse_steps)
 
         accumulate_steps = options.accumulate_steps if train else 1
@@ -342,10 +289,9 @@ class Trainer(Evaluator):
             global_step, [self.accumulation, gradient_reports, state]
         )
 
-        weights_check: FiniteWeightsCheck | None = None
+        self._weights_check: FiniteWeightsCheck | None = None
         if train and options.recovery_max_trials >= 0:
-            weights_check = FiniteWeightsCheck(state, global_step, config.trainer)
-        self._training_steps = TrainingSteps(self, train_metrics, weights_check)
+            self._weights_check = FiniteWeightsCheck(state, global_step, config.trainer)
         self._run_options = build_run_options(config.runtime)
 
         # The loop function is created when it is first needed.
@@ -371,90 +317,6 @@ class Trainer(Evaluator):
             config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
         )
 
-    # ---- Parts that a subclass may replace. The constructor calls each method once.
-
-    def _build_global_step(self) -> tf.Variable:
-        """Returns the global step, an int64 scalar."""
-        return orbit.utils.create_global_step()
-
-    def _build_optimizers(
-        self,
-        config: ExperimentLike,
-        task: TaskLike,
-        model: Model,
-        optimizer: Optimizers | None,
-    ) -> Optimizers | None:
-        """Returns the optimizer of the constructor with its variables, or NamedOptimizers."""
-        return build_task_optimizers(optimizer, config.trainer, task, model)
-
-    def _build_average(
-        self,
-        config: ExperimentLike,
-        task: TaskLike,
-        model: Model,
-        trainable: Sequence[Variable],
-    ) -> Average | None:
-        """Returns the moving average of the weights. None: the run keeps none.
-
-        Args:
-          config: The experiment's config.
-          task: The task.
-          model: The built model.
-          trainable: The variables that were trainable before some were frozen. Empty: none were.
-        """
-        return create_moving_average(config.trainer, task, model, trainable)
-
-    def _build_training_metrics(
-        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
-    ) -> MetricSet:
-        """Returns the metrics of training steps. Without `enabled`, this trainer never trains."""
-        return create_training_metrics(task, model, config, enabled=enabled)
-
-    def _build_evaluation_metrics(
-        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
-    ) -> MetricSet:
-        """Returns the metrics of evaluations. Without `enabled`, this trainer never evaluates."""
-        return create_validation_metrics(task, model, config, enabled=enabled)
-
-    # ---- What it consists of.
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer, a dict of optimizers by name, or None."""
-        return self._optimizer
-
-    @property
-    def train_loss(self) -> Metric:
-        """The metric of the training loss, a mean over the loop."""
-        return self._train_metric_set.loss
-
-    @property
-    def train_metrics(self) -> list[Metric]:
-        """All training metrics but the loss."""
-        return self._train_metric_set.metrics
-
-    @property
-    def fuse_steps(self) -> int:
-        """The number of training steps in one XLA program. 1 means that steps are not fused."""
-        return self.loop_factory.fuse_steps
-
-    @property
-    def current_loop(self) -> FactoryLoop | None:
-        """The training loop that runs now or ran last.
-
-        None if it is not a TrainLoop or FusedLoop.
-        """
-        return self._train_loop if isinstance(self._train_loop, FactoryLoop) else None
-
-    @property
-    def first_step_at(self) -> float:
-        """The time.perf_counter() when a loop function had last run its first step.
-
-        0 before that. Loops that call the same function again do not change it, so it may lie
-        before their start.
-        """
-        return self.segmented_loop.first_step_at
-
     # ---- Training, in the order of the calls.
 
     def train(self, num_steps: IntLike) -> dict[str, Any]:
@@ -476,10 +338,13 @@ class Trainer(Evaluator):
 
         with self._handle_end_of_data():
             if isinstance(loop, FactoryLoop):
-                # All state of a step has to be known before the first step changes it.
-                if not self.state.step_is_known:
-                    with self._enter_trace(loop, iterator) as trace_graph:
-                        trace_graph(iterator)
+                # See "Restores and saves". trace_training does the same, but would be one more
+                # function on the stack above the task's train_step.
+                if not self.state.is_step_tracked:
+                    with self._enter_loop(iterator):
+                        if loop.loop_function is not None:
+                            loop.loop_function.trace_graph(iterator)
+                    self._track_step(loop.newest_graph)
 
                 # An earlier loop may have failed inside a step, and hooks run before this one.
                 self.is_at_step_boundary = True
@@ -495,7 +360,7 @@ class Trainer(Evaluator):
             else:
                 # The loop of a subclass does not reset metrics. The scheduled loop of asynchronous
                 # training does.
-                if self.custom_parts.has_train_loop:
+                if self.custom_parts.overrides_train_loop:
                     self._train_metric_set.reset()
                 with self._enter_loop(iterator):
                     loop(iterator, num_steps)
@@ -514,7 +379,8 @@ class Trainer(Evaluator):
         Asynchronous training schedules it on a worker. Override it to run a different training
         loop.
         """
-        loop = self.loop_factory.create_loop(self._training_steps)
+        steps = TrainingSteps(self, self._train_metric_set, self._weights_check)
+        loop = self.loop_factory.create_loop(steps)
         # Asynchronous steps are never fused.
         if self._workers.uses_parameter_servers and isinstance(loop, TrainLoop):
             return self._workers.create_scheduled_loop(loop)
@@ -591,7 +457,9 @@ class Trainer(Evaluator):
         self.join()
         results = self.segmented_loop.take_results()
         if results is None:
-            results = to_numpy(self._training_steps.results())
+            # The loop of a subclass returns no results, and one on a worker none to this process.
+            steps = TrainingSteps(self, self._train_metric_set, self._weights_check)
+            results = to_numpy(steps.results())
         if not self.should_continue_metrics:
             self._train_metric_set.reset_returned_metrics()
 
@@ -601,7 +469,7 @@ class Trainer(Evaluator):
         self.train_tensors.read_values()
 
         # A method of a subclass may take more steps than the loop has reported.
-        if self.custom_parts.has_train_method or self.custom_parts.has_loop_end:
+        if self.custom_parts.overrides_train or self.custom_parts.overrides_loop_end:
             self.reached_step = None
         else:
             self.reached_step = loop_end_step
@@ -616,27 +484,7 @@ class Trainer(Evaluator):
         reported_results = remove_engine_results(results)
         return dict(self._train_metric_set.convert_to_logs(reported_results))
 
-    # ---- The training loop: its creation, its trace and its errors.
-
-    def find_fusing_problem(self) -> str:
-        """Returns why training steps cannot be fused in one XLA program.
-
-        Only what is known before a try counts. Returns "" if there is no known reason.
-        """
-        return self._describe_fusing_problem(self.data.prebuilt_dataset)
-
-    def _describe_fusing_problem(self, dataset: Dataset | None) -> str:
-        """Returns why steps cannot be fused on a ready-made dataset, or on the task's data."""
-        custom_class = type(self).__name__ if self.custom_parts.has_train_loop else ""
-        return self.loop_factory.find_fusing_problem(dataset, custom_class)
-
-    def set_training_hooks(self, hooks: TrainingHooks) -> None:
-        """Has training loops run step by step from now on, with work on the host between two.
-
-        Args:
-          hooks: The object whose methods are called before and after each step.
-        """
-        self.segmented_loop.hooks = hooks
+    # ---- Around a loop: its creation, its errors and the end of the data.
 
     def _get_train_loop(self) -> Callable[..., Any]:
         """Returns the training loop.
@@ -652,67 +500,13 @@ class Trainer(Evaluator):
         """Discards the training loop, so that the next one is traced again with changed values."""
         self._train_loop = None
 
-    def trace_training(self) -> None:
-        """Traces the training loop before the first step.
-
-        All that the loop writes is then restored and saved. An evaluation or a save before the
-        first step needs it. Runs eagerly, on the host.
-
-        It does nothing if this trainer does not train, or the loop is traced already. It does
-        nothing either for a subclass that overrides `create_train_loop_fn`, `train_loop_begin`
-        (which may change the data), or `train` without this method.
-        """
-        if not self.can_train or self.state.step_is_known:
-            return
-
-        # The `train` of a subclass may run another loop. A subclass that overrides this method too
-        # runs the loop that is traced here.
-        overrides_tracing = type(self).trace_training is not Trainer.trace_training
-        may_run_other_loop = self.custom_parts.has_train_method and not overrides_tracing
-        if may_run_other_loop or self.custom_parts.has_loop_begin:
-            return
-
-        iterator = self.data.iterator()
-        loop = self._get_train_loop()
-        if isinstance(loop, FactoryLoop):
-            with self._enter_trace(loop, iterator) as trace_graph:
-                trace_graph(iterator)
-
-    @contextlib.contextmanager
-    def _enter_trace(
-        self, loop: FactoryLoop, iterator: DataIterator
-    ) -> Iterator[Callable[[DataIterator], object]]:
-        """A context with the function that traces a loop before the first step.
-
-        At its end, all that the loop writes is added to checkpoints. It is a context because a
-        function that traces would be one more frame on the stack above the task's train_step.
-        """
-
-        def trace_nothing(iterator: DataIterator) -> None:
-            """Stands in for the trace of a loop that is not compiled."""
-
-        with self._enter_loop(iterator):
-            function = loop.loop_function
-            yield trace_nothing if function is None else function.trace_graph
-        self._track_loop_state(loop.newest_graph)
-
-    def _track_loop_state(self, graph: tf.Graph | None) -> None:
-        """Adds all state of the training step to checkpoints and checks its graph.
-
-        Does so once, before the first step. See TrainState.
+    def set_training_hooks(self, hooks: TrainingHooks) -> None:
+        """Has training loops run step by step from now on, with work on the host between two.
 
         Args:
-          graph: The graph of the loop. None: the loop is not compiled.
+          hooks: The object whose methods are called before and after each step.
         """
-        if self.state.step_is_known:
-            return
-
-        is_required = self._options.require_exact_resume
-        check_deterministic_kernels(self._strategy, is_required)
-        if graph is not None:
-            check_exact_resume(graph, is_required)
-        self.state.track_step_state(graph, self._get_transient_variables())
-        self.loop_factory.check(graph)
+        self.segmented_loop.hooks = hooks
 
     @contextlib.contextmanager
     def _enter_loop(self, iterator: DataIterator) -> Iterator[None]:
@@ -759,78 +553,17 @@ class Trainer(Evaluator):
             if self._read_step() == 0:
                 raise self.data.create_empty_error() from None
 
-    # ---- Evaluation. Evaluator has the rest.
-
-    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates and returns the logs. See Evaluator. Runs eagerly, on the host."""
-        # The restored checkpoint has variables that exist only when the training loop is traced.
-        if self.state.step_state.has_unrestored_writes:
-            self.trace_training()
-        return super().evaluate(num_steps, sets)
-
-    # ---- The training data.
-
-    @property
-    def train_dataset(self) -> Dataset:
-        """The training dataset, created when it is first needed.
-
-        Setting it takes effect with the next loop. With fused steps, an element is (number of
-        batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
-        batches.
-
-        Raises:
-          UsageError: when steps are fused and the dataset that is set is already distributed. The
-            trainer then keeps its data.
-        """
-        return self.data.dataset
-
-    @train_dataset.setter
-    def train_dataset(self, dataset: Dataset) -> None:
-        self.loop_factory.check_fusing(self._describe_fusing_problem(dataset))
-        self.data.replace(dataset)
-
-    def next_batch(self) -> Any:
-        """Takes the next batch from the training data and returns it.
-
-        Runs eagerly, on the host.
-        """
-        iterator = self.data.iterator()
-        if self.fuse_steps > 1:
-            return self.loop_factory.stack.next_batch(iterator)
-        return next(iterator)
-
-    def take_batch_or_end(self) -> bool:
-        """Takes the next training batch, or returns True at the end of the data.
-
-        It finds out why a loop has run no step. The batch is lost. Runs eagerly, on the host.
-
-        Raises:
-          DataError: when there is no data at all.
-        """
-        with self._handle_end_of_data():
-            self.next_batch()
-        return self.has_data_ended
-
-    def check_data(self) -> None:
-        """Checks datasets after the restore.
-
-        Raises:
-          DataError: when a dataset is known to be empty, or endless where it must end.
-        """
-        if self.can_train:
-            self.data.check_not_empty()
-        if self.can_evaluate:
-            self.check_aggregation()
-            self.validation.check(self.config.trainer.validation_steps)
-
-    def data_identities(self) -> dict[str, Any]:
-        """Returns what describes the data that `check_data` has opened.
-
-        The keys are the paths of the sections of the config. See Source.
-        """
-        return self.inputs.data_identities(self.data.source)
-
-    # ---- Checkpoints: what their manager calls, and the state that is not in variables.
+    # ---- Restores and saves.
+    #
+    # A restore has two halves. `after_restore` restores the variables that exist when a run begins.
+    # A training step may write more of them, such as a variable of a closure. Only the graph of the
+    # loop shows these. `_track_step` adds them to checkpoints, restores them, and ends the restore:
+    # what the checkpoint contains and nothing has taken is then reported. An exact resume needs
+    # both halves before the first step, before a save, and before an evaluation that uses such
+    # variables. So whichever of the three comes first traces the loop.
+    #
+    # The loop of a subclass may not be one that can be traced. If the subclass overrides
+    # create_train_loop_fn, `after_restore` ends the restore. If it overrides train, a save does.
 
     def initialize(self) -> None:
         """Lets the task load its initial weights, in place of a restore.
@@ -840,14 +573,87 @@ class Trainer(Evaluator):
         self.task.initialize(self.model)
         self.after_restore()
 
+    def after_restore(self, path: str | None = None) -> None:
+        """Sets data, metrics and moving average to match the variables that a run begins with.
+
+        Called after each restore, and by `initialize` when there was nothing to restore. Runs
+        eagerly, in scope.
+
+        Args:
+          path: The path of the restored checkpoint. None when there was none.
+        """
+        iterator_path = f"{path}{ITERATOR_SUFFIX}" if path else None
+        self.data.prepare_iterator_restore(iterator_path)
+        self.state.after_restore(path)
+
+        if self.can_train:
+            self.state.track_attributes(self._get_transient_variables())
+        if self.state.is_step_tracked:
+            self.state.end_restore()
+        elif self.can_train and self.custom_parts.overrides_train_loop:
+            self._track_step(None)
+
+        self.weights_finite = None
+        self.has_data_ended = False
+
+    def trace_training(self) -> None:
+        """Traces the training loop before the first step.
+
+        Checkpoints then contain all that a step writes. Runs eagerly, on the host.
+
+        It does nothing if this trainer does not train, or the loop is traced already. It does
+        nothing either for a subclass that overrides `create_train_loop_fn`, `train_loop_begin`
+        (which may change the data), or `train` without this method.
+        """
+        if not self.can_train or self.state.is_step_tracked:
+            return
+
+        # The `train` of a subclass may run another loop. A subclass that overrides this method too
+        # runs the loop that is traced here.
+        overrides_tracing = type(self).trace_training is not Trainer.trace_training
+        may_run_other_loop = self.custom_parts.overrides_train and not overrides_tracing
+        if may_run_other_loop or self.custom_parts.overrides_loop_begin:
+            return
+
+        iterator = self.data.iterator()
+        loop = self._get_train_loop()
+        if isinstance(loop, FactoryLoop):
+            with self._enter_loop(iterator):
+                if loop.loop_function is not None:
+                    loop.loop_function.trace_graph(iterator)
+            self._track_step(loop.newest_graph)
+
+    def _track_step(self, graph: tf.Graph | None) -> None:
+        """Adds and restores what a step writes, checks the graph, and ends the restore.
+
+        Called once, before the first step. Runs eagerly, on the host.
+
+        Args:
+          graph: The graph of the loop. None: the loop is not compiled, or a subclass has created
+            it.
+        """
+        is_required = self._options.require_exact_resume
+        check_deterministic_kernels(self._strategy, is_required)
+        if graph is not None:
+            check_exact_resume(graph, is_required)
+        self.state.track_step_state(graph, self._get_transient_variables())
+        self.loop_factory.check(graph)
+
+    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
+        """Evaluates and returns the logs. See Evaluator. Runs eagerly, on the host."""
+        # The evaluation may use values of the checkpoint that only the trace restores.
+        if self.state.step_state.needs_trace:
+            self.trace_training()
+        return super().evaluate(num_steps, sets)
+
     def before_save(self, prefix: str) -> None:
         """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`.
 
         Runs eagerly, on the host.
         """
         self.trace_training()
-        if self.custom_parts.has_train_method and not self.state.step_is_known:
-            # The first run of our loop ends the restore. The `train` of a subclass may not run it.
+        if self.custom_parts.overrides_train and not self.state.is_step_tracked:
+            # The `train` of this subclass may never run the loop that ends the restore.
             self.state.end_restore()
         self.state.before_save(self._get_transient_variables())
 
@@ -866,28 +672,16 @@ class Trainer(Evaluator):
             should_give_up=should_give_up,
         )
 
-    def after_restore(self, path: str | None = None) -> None:
-        """Sets data, metrics and moving average to match the variables that a run begins with.
+    def _get_transient_variables(self) -> list[Variable]:
+        """Returns the variables that steps write and no checkpoint needs. See Evaluator."""
+        variables = super()._get_transient_variables()
+        variables += self._train_metric_set.variables()
+        variables += self.train_tensors.value_variables
+        variables += self.hyper_parameters.factors
+        variables += self.accumulation.variables
+        return variables
 
-        Called after each restore, and by `initialize` when there was nothing to restore. Runs
-        eagerly, in scope.
-
-        Args:
-          path: The path of the restored checkpoint. None when there was none.
-        """
-        iterator_path = f"{path}{ITERATOR_SUFFIX}" if path else None
-        self.data.prepare_iterator_restore(iterator_path)
-        self.state.after_restore(path)
-
-        if self.can_train:
-            self.state.track_attributes(self._get_transient_variables())
-            if self.custom_parts.has_train_loop:
-                self._track_loop_state(None)
-        if self.state.step_is_known:
-            self.state.end_restore()
-
-        self.weights_finite = None
-        self.has_data_ended = False
+    # ---- State of checkpoints that is not in variables.
 
     def _register_python_state(self) -> None:
         """Adds the state that is not in variables to every checkpoint."""
@@ -932,14 +726,203 @@ class Trainer(Evaluator):
                 "so the first training metrics leave out a few steps"
             )
 
-    def _get_transient_variables(self) -> list[Variable]:
-        """Returns the variables that steps write and no checkpoint needs. See Evaluator."""
-        variables = super()._get_transient_variables()
-        variables += self._train_metric_set.variables()
-        variables += self.train_tensors.value_variables
-        variables += self.hyper_parameters.factors
-        variables += self.accumulation.variables
-        return variables
+    # ---- The training data.
+
+    @property
+    def train_dataset(self) -> Dataset:
+        """The training dataset, created when it is first needed.
+
+        Setting it takes effect with the next loop. With fused steps, an element is (number of
+        batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
+        batches.
+
+        Raises:
+          UsageError: when steps are fused and the dataset that is set is already distributed. The
+            trainer then keeps its data.
+        """
+        return self.data.dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Dataset) -> None:
+        self.loop_factory.check_fusing(dataset)
+        self.data.replace(dataset)
+
+    def next_batch(self) -> Any:
+        """Takes the next batch from the training data and returns it.
+
+        Runs eagerly, on the host.
+        """
+        iterator = self.data.iterator()
+        return self.loop_factory.next_batch(iterator)
+
+    def probe_end_of_data(self) -> bool:
+        """Whether the training data has ended. Takes a batch to find out, which is lost.
+
+        Called after a loop that has run no step. Runs eagerly, on the host.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        with self._handle_end_of_data():
+            self.next_batch()
+        return self.has_data_ended
+
+    def check_data(self) -> None:
+        """Checks datasets after the restore.
+
+        Raises:
+          DataError: when a dataset is known to be empty, or endless where it must end.
+        """
+        if self.can_train:
+            self.data.check_not_empty()
+        if self.can_evaluate:
+            self.check_aggregation()
+            self.validation.check(self.config.trainer.validation_steps)
+
+    def data_identities(self) -> dict[str, Any]:
+        """Returns what describes the data that `check_data` has opened.
+
+        The keys are the paths of the sections of the config. See Source.
+        """
+        return self.inputs.data_identities(self.data.source)
+
+    # ---- What a trainer consists of.
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, a dict of optimizers by name, or None."""
+        return self._optimizer
+
+    @property
+    def train_loss(self) -> Metric:
+        """The metric of the training loss, a mean over the loop."""
+        return self._train_metric_set.loss
+
+    @property
+    def train_metrics(self) -> list[Metric]:
+        """All training metrics but the loss."""
+        return self._train_metric_set.metrics
+
+    @property
+    def fuse_steps(self) -> int:
+        """The number of training steps in one XLA program. 1 means that steps are not fused."""
+        return self.loop_factory.fuse_steps
+
+    @property
+    def current_loop(self) -> FactoryLoop | None:
+        """The training loop that runs now or ran last.
+
+        None if it is not a TrainLoop or FusedLoop.
+        """
+        return self._train_loop if isinstance(self._train_loop, FactoryLoop) else None
+
+    @property
+    def first_step_at(self) -> float:
+        """The time.perf_counter() when a loop function had last run its first step.
+
+        0 before that. Loops that call the same function again do not change it, so it may lie
+        before their start.
+        """
+        return self.segmented_loop.first_step_at
+
+    def find_fusing_problem(self) -> str:
+        """Returns why training steps cannot be fused in one XLA program.
+
+        Only what is known before a try counts. Returns "" if there is no known reason.
+        """
+        return self.loop_factory.find_fusing_problem(self.data.prebuilt_dataset)
+
+    # ---- Parts that a subclass may replace. The constructor calls each method once.
+
+    def _build_global_step(self) -> tf.Variable:
+        """Returns the global step, an int64 scalar."""
+        return orbit.utils.create_global_step()
+
+    def _build_optimizers(
+        self,
+        config: ExperimentLike,
+        task: TaskLike,
+        model: Model,
+        optimizer: Optimizers | None,
+    ) -> Optimizers | None:
+        """Returns the optimizer of the constructor with its variables, or NamedOptimizers."""
+        return build_task_optimizers(optimizer, config.trainer, task, model)
+
+    def _build_average(
+        self,
+        config: ExperimentLike,
+        task: TaskLike,
+        model: Model,
+        trainable: Sequence[Variable],
+    ) -> Average | None:
+        """Returns the moving average of the weights. None: the run keeps none.
+
+        Args:
+          config: The experiment's config.
+          task: The task.
+          model: The built model.
+          trainable: The variables that were trainable before some were frozen. Empty: none were.
+        """
+        return create_moving_average(config.trainer, task, model, trainable)
+
+    def _build_training_metrics(
+        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
+    ) -> MetricSet:
+        """Returns the metrics of training steps. Without `enabled`, this trainer never trains."""
+        return create_training_metrics(task, model, config, enabled=enabled)
+
+    def _build_evaluation_metrics(
+        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
+    ) -> MetricSet:
+        """Returns the metrics of evaluations. Without `enabled`, this trainer never evaluates."""
+        return create_validation_metrics(task, model, config, enabled=enabled)
+
+
+class TrainingSteps:
+    """What the training loops of a trainer run. It has the methods of LoopSteps.
+
+    Args:
+      trainer: The trainer.
+      metrics: The training metrics.
+      weights_check: Checks the weights at the end of a loop. None: nothing checks them.
+
+    Attributes:
+      step: The method `train_step` that the trainer has now.
+    """
+
+    def __init__(
+        self, trainer: Trainer, metrics: MetricSet, weights_check: FiniteWeightsCheck | None
+    ) -> None:
+        self._trainer = trainer
+        self.step = trainer.train_step
+        self._metrics = metrics
+        self._weights_check = weights_check
+
+    def reset(self) -> None:
+        """Resets the metrics. Runs eagerly or in graph, in cross-replica context."""
+        self._metrics.reset()
+
+    def after_step(self) -> None:
+        """Stops all workers at the same step if one of them was asked to stop. Runs in graph."""
+        self._trainer.stop_flag.sync_workers(self._trainer.global_step)
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns the results of a loop, and what `train_loop_end` reads besides the metrics.
+
+        Runs eagerly or in graph, in cross-replica context.
+        """
+        trainer = self._trainer
+        results = self._metrics.results()
+        results["learning_rate"] = current_learning_rate(trainer.optimizer)
+
+        # A float64 is exact up to 2**53. An int64 would need a separate transfer.
+        results[_STEP_KEY] = tf.cast(trainer.global_step, tf.float64)
+
+        if self._weights_check is not None:
+            is_segmented = trainer.segmented_loop.hooks is not None
+            results |= self._weights_check.result(is_segmented=is_segmented)
+        return results
 
 
 def get_custom_parts(kind: type[Trainer]) -> CustomParts:
@@ -948,11 +931,11 @@ def get_custom_parts(kind: type[Trainer]) -> CustomParts:
     They are the methods that the class overrides.
     """
     return CustomParts(
-        has_train_loop=kind.create_train_loop_fn is not Trainer.create_train_loop_fn,
-        has_train_method=kind.train is not Trainer.train,
-        has_loop_begin=kind.train_loop_begin is not Trainer.train_loop_begin,
-        has_loop_end=kind.train_loop_end is not Trainer.train_loop_end,
-        has_replica_step=kind._replica_train_step is not Trainer._replica_train_step,
-        has_eval_reduce=kind.eval_reduce is not Trainer.eval_reduce,
-        has_eval_end=kind.eval_end is not Trainer.eval_end,
+        overrides_train_loop=kind.create_train_loop_fn is not Trainer.create_train_loop_fn,
+        overrides_train=kind.train is not Trainer.train,
+        overrides_loop_begin=kind.train_loop_begin is not Trainer.train_loop_begin,
+        overrides_loop_end=kind.train_loop_end is not Trainer.train_loop_end,
+        overrides_replica_step=kind._replica_train_step is not Trainer._replica_train_step,
+        overrides_eval_reduce=kind.eval_reduce is not Trainer.eval_reduce,
+        overrides_eval_end=kind.eval_end is not Trainer.eval_end,
     )

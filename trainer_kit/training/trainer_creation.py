@@ -201,7 +201,7 @@ def check_accumulation(trainer: BaseTrainer, steps: int) -> None:
     Raises:
       UsageError: when the trainer has its own steps, which do not split batches.
     """
-    if steps != 1 and trainer.custom_parts.has_steps:
+    if steps != 1 and trainer.custom_parts.replaces_steps:
         raise UsageError(
             f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its "
             "own, which do not split batches; set it to 1, "
@@ -215,7 +215,7 @@ def check_overfit_batches(trainer: BaseTrainer, options: TrainerConfig) -> None:
     Raises:
       UsageError: when the trainer opens its data itself.
     """
-    if getattr(options, "overfit_batches", None) and trainer.custom_parts.has_steps:
+    if getattr(options, "overfit_batches", None) and trainer.custom_parts.replaces_steps:
         raise UsageError(
             f"trainer.overfit_batches: {trainer.class_name} opens its data itself, "
             "which would not be cut; leave it out, or inherit from the Trainer of trainer_kit"
@@ -228,7 +228,7 @@ def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
     Raises:
       UsageError: when the trainer is one of another framework, which freezes no variables.
     """
-    if patterns and trainer.custom_parts.has_steps:
+    if patterns and trainer.custom_parts.replaces_steps:
         raise UsageError(
             f"trainer.freeze: {trainer.class_name} freezes no variables; "
             "remove freeze, or inherit from the Trainer of trainer_kit"

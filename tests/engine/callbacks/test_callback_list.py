@@ -65,7 +65,7 @@ class _Counting(Callback):
 def _build_list(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
     step = tf.Variable(7, dtype=tf.int64)
     parts = SimpleNamespace(
-        custom_parts=CustomParts(has_steps=True),
+        custom_parts=CustomParts(replaces_steps=True),
         validation_set_names=("",),
         global_step=step,
         **trainer,

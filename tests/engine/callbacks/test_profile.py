@@ -167,7 +167,7 @@ def test_a_profile_on_one_thread_warns(
 def test_a_trainer_of_another_framework_is_traced(tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     other = SimpleNamespace(
-        custom_parts=CustomParts(has_steps=True),
+        custom_parts=CustomParts(replaces_steps=True),
         global_step=step,
         train=lambda steps: {"step": step.assign_add(3)},
     )

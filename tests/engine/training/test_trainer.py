@@ -447,11 +447,11 @@ def test_taking_a_batch_shows_whether_the_data_has_ended(fuse_steps: int) -> Non
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10, drop_remainder=True)
     trainer = _create_trainer(linear_experiment(fuse_steps=fuse_steps))
     trainer.train_dataset = data.take(2)
-    assert not trainer.take_batch_or_end()
+    assert not trainer.probe_end_of_data()
     # With fused steps this is the second batch of the first element.
-    assert not trainer.take_batch_or_end()
+    assert not trainer.probe_end_of_data()
     trainer.global_step.assign(2)
-    assert trainer.take_batch_or_end()
+    assert trainer.probe_end_of_data()
     assert trainer.has_data_ended
 
 

@@ -142,14 +142,15 @@ def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
 
     with pytest.raises(UsageError, match=r"trainer\.overfit_batches: Theirs opens its data itself"):
         check_overfit_batches(
-            SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(has_steps=True)), options
+            SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(replaces_steps=True)),
+            options,
         )
 
 
 def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
     trainer = create_trainer(config := tiny_experiment(freeze=("bias",)), TinyTask(config.task))
     check_freeze(trainer, config.trainer.freeze)
-    theirs = SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(has_steps=True))
+    theirs = SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(replaces_steps=True))
     check_freeze(theirs, ())
 
     with pytest.raises(

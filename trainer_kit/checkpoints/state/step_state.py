@@ -78,10 +78,10 @@ class StepState:
         self._reported_texts: set[str] = set()
 
     @property
-    def has_unrestored_writes(self) -> bool:
-        """Whether only the traced training loop leads to some variables of the checkpoint.
+    def needs_trace(self) -> bool:
+        """Whether the restored checkpoint has variables that only a trace can find and restore.
 
-        It counts those of the restored checkpoint that are not restored yet.
+        They are not in attributes, but in the graph of the training loop.
         """
         unrestored = self._saved_shapes.keys() - self._restored_names
         return any(name.startswith(_WRITTEN_PREFIX) for name in unrestored)

@@ -100,7 +100,8 @@ class TrainState:
         checkpoint contains.
       variables_lock: A lock that is held while variables have other values for an evaluation, since
         a late save comes from another thread.
-      step_is_known: Whether `track_step_state` has added what the training step writes.
+      is_step_tracked: Whether `track_step_state` was called, so that checkpoints contain what the
+        training step writes.
 
     Raises:
       UsageError: when the name of a further part is already taken.
@@ -181,7 +182,7 @@ class TrainState:
         self._optimizer = optimizer
         self.model_replicas = ReplicaLocalState(lambda: self._model.variables, self._strategy)
 
-        self.step_is_known = False
+        self.is_step_tracked = False
         self._step_is_traced = False
         # The graphs of evaluations that are checked
         self._checked_graphs: set[tf.Graph] = set()
@@ -374,7 +375,7 @@ class TrainState:
           UsageError: when the run lacks variables of the restored checkpoint, or state that an
             exact resume requires cannot be saved.
         """
-        self.step_is_known = True
+        self.is_step_tracked = True
         self._step_is_traced = graph is not None
         self.track_attributes(exclude)
         if graph is not None:
@@ -421,7 +422,7 @@ class TrainState:
         Raises:
           UsageError: when there is such a variable and an exact resume is required.
         """
-        if graph is None or not self.step_is_known or graph in self._checked_graphs:
+        if graph is None or not self.is_step_tracked or graph in self._checked_graphs:
             return
 
         self._checked_graphs.add(graph)

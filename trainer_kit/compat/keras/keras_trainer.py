@@ -102,7 +102,7 @@ class KerasTrainer(Trainer):
 
     def trace_training(self) -> None:
         """Traces the training loop before the first step. See Trainer."""
-        if self.can_train and not self.state.step_is_known:
+        if self.can_train and not self.state.is_step_tracked:
             self._begin_pass()
             super().trace_training()
 

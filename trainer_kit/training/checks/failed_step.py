@@ -113,7 +113,7 @@ class LoopChecker:
 
         # The run would never end if the loops did not move global_step.
         has_ended = self._should_stop() or trainer.has_data_ended
-        is_stuck = reached == before and not has_ended and not trainer.take_batch_or_end()
+        is_stuck = reached == before and not has_ended and not trainer.probe_end_of_data()
         if reached < before or is_stuck:
             raise _create_uncounted_steps_error(trainer, before, reached)
 
@@ -231,7 +231,7 @@ def is_state_complete(trainer: BaseTrainer, error: BaseException) -> bool:
     """
     if trainer.is_at_step_boundary:
         return True
-    if trainer.custom_parts.has_steps:
+    if trainer.custom_parts.replaces_steps:
         return False
 
     loop = trainer.current_loop

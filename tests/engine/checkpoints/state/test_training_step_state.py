@@ -73,7 +73,7 @@ def test_attributes_and_what_a_compiled_step_changes_are_kept() -> None:
 
     run.state.track_step_state(_trace_graph(run.task.step), [])
 
-    assert run.state.step_is_known
+    assert run.state.is_step_tracked
     assert run.names == {*ATTRIBUTES, HIDDEN}
 
 
@@ -82,7 +82,7 @@ def test_of_a_step_that_is_not_compiled_attributes_are_kept() -> None:
 
     run.state.track_step_state(None, [])
 
-    assert run.state.step_is_known
+    assert run.state.is_step_tracked
     assert run.names == ATTRIBUTES
 
 

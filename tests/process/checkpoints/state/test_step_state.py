@@ -304,7 +304,7 @@ def test_a_trainer_that_only_evaluates_keeps_no_attributes(
     trainer.initialize()
     trainer.write_weights(str(tmp_path / "weights"))
 
-    assert not trainer.state.step_is_known
+    assert not trainer.state.is_step_tracked
     assert not trainer.state.step_state.variables
 
 
