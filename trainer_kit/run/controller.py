@@ -24,15 +24,16 @@ Loops and boundaries alternate until one of these happens:
     the end         The current step is the last one. It is saved, and all validation sets are
                     evaluated. `_find_end` returns the reason: `run.total_steps` is reached, the
                     data has ended, or a callback has called `run.stop`.
-    a stop          A signal or `trainer.request_stop` has made `should_stop` true. The loop ends
+    a stop request  A signal or `trainer.request_stop` has made `should_stop` true. The loop ends
                     before its next step. The step is saved and not evaluated: RunStopped skips the
                     rest of the boundary. A later process resumes from there.
     a rewind        A callback has called `run.rewind`. The checkpoint of an earlier step is
                     restored. RunRewound skips the rest of the boundary, and the run catches up at
                     that step as at its first one.
 
-What callbacks call on `run` only makes a request. `_carry_out_requests` takes the requests after
-loop_end, after each evaluation and after boundary_end. From then on `run.stop_reason` is set.
+What callbacks call on `run` is a request at first, in `run.requests`. `_carry_out_requests` takes
+the requests after loop_end, after each evaluation and after boundary_end. Taking `run.stop` sets
+`run.stop_reason`, which `_find_end` reads.
 
 Three objects from other modules have the state between these calls:
 
@@ -532,7 +533,7 @@ class Controller:
         # 8. stop. If boundary_end has asked for it, the remaining sets are evaluated. boundary_end
         # promises that this step is evaluated, so it comes a second time.
         if requests.stop_reason and not self.should_stop:
-            remaining_sets = self._select_sets(self.run.step, True, schedule)
+            remaining_sets = self._select_sets(self.run.step, is_last=True, schedule=schedule)
             if remaining_sets:
                 logs = self._evaluate_sets(remaining_sets, logs, schedule)
                 self.callbacks.call("boundary_end")
@@ -562,15 +563,19 @@ class Controller:
             logs = self._run_evaluation(schedule.eval_steps, sets, logs)
             self._carry_out_requests()
 
-            # No interval is due after no further steps.
+            # What intervals ask for is done, so no steps are given. Callbacks may have asked for
+            # more sets, or have ended the run.
             is_last = self._find_end() is RunEnd.CALLBACK
             sets = self._select_sets(self.run.step, is_last, schedule)
         return logs
 
     def _select_sets(self, begin: int, is_last: bool, schedule: BoundarySchedule) -> list[str]:
-        """Returns the validation sets that are due at this step and not evaluated here yet.
+        """Returns the validation sets that are due at this step and not evaluated at it.
 
-        See BoundarySchedule.due_sets.
+        Args:
+          begin: The global step before the steps that have led here.
+          is_last: Whether all sets are due.
+          schedule: The intervals of the sets.
         """
         step = self.run.step
         due = schedule.due_sets(begin, step, is_last, self._evaluations.requested_sets)

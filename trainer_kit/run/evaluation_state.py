@@ -57,8 +57,8 @@ class EvaluationState:
         announced   callbacks have its logs      checkpoints   add_evaluated      a restore
         recorded    RunHistory has its logs      the ledger    RecordEvaluation   a rewind
 
-    All but the first are marks of one step. An evaluation sets the three of them. They differ after
-    a kill: a run that resumes from a checkpoint of before an evaluation finds it recorded and not
+    The last three are marks of one step, and an evaluation sets them all. They differ after a kill:
+    a run that resumes from a checkpoint of before an evaluation finds it recorded and not
     announced. `adopt_recorded` makes them equal at the step at which the run begins. The steps
     after that are trained again, so their records do not count.
 

@@ -296,8 +296,8 @@ def _agree_on_finished_run(
 
     Returns None if something is left to do. Called on every worker, and returns the same on each.
     Early stopping reads the ledger, which only the chief has, so the chief's answer is broadcast.
-    final.json is in the folder that the workers share. Only the chief writes it, at the end of a
-    run, which no worker reaches before all have begun to train.
+    All workers read the same final.json: their folder is shared, which check_agreement checks, and
+    the chief changes the file only after check_setup, where it waits for the other workers.
     """
     stop_reason = ""
     if early_stopping is not None and plan.is_chief:
