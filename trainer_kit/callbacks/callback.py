@@ -20,7 +20,8 @@ training loop a run reaches a boundary. It does the following there, in this ord
                         evaluates this step as the last
 
 Requests are carried out in this order, even those made late in the boundary. An evaluation that
-boundary_end asks for runs at the end of the next loop.
+boundary_end asks for runs at the end of the next loop. If boundary_end asks for a stop, the
+validation sets that are left are evaluated at this step, and boundary_end is called once more.
 
 What a callback changes in loop_end is in the checkpoint of that step. What it changes in
 evaluation_end and epoch_end is not: a run that resumes from that checkpoint, after a kill, an error

@@ -219,7 +219,7 @@ class CallbackList:
         if event in self._users_events:
             self.run.read_step()
 
-    def end_epoch(self) -> None:
+    def end_epoch_if_complete(self) -> None:
         """Calls epoch_end if an epoch ends with this step, once."""
         arguments = self.epochs.pop_ended_epoch()
         if arguments is not None:

@@ -15,27 +15,28 @@ Training has this order:
 
     _catch_up         does what an earlier start has left undone at the first step
     _run_loop         trains up to `steps_per_loop` steps in one call of `trainer.train`
-    _run_boundary     does what is due after the loop, in the order of callbacks/callback.py
+    _run_boundary     does what is due after the loop, in the order of callbacks/callback.py. Steps
+                      5 to 8 are in _finish_boundary, which _catch_up calls too.
     save_checkpoint   saves the last step, unless its boundary has done so
 
-Loops and boundaries alternate. Four things end the alternation or take it back:
+Loops and boundaries alternate until one of these happens:
 
-    the last step       `run.step` reaches `run.total_steps`, or the data ends. The step is saved,
-                        and all validation sets are evaluated.
-    a callback's stop   `run.stop` makes a request. Once the request is taken, `run.stop_reason` is
-                        set, and the current step counts as the last one.
-    a stop request      A signal, or `trainer.request_stop`. `should_stop` becomes true. The loop
-                        ends before its next step. The step is saved and not evaluated: RunStopped
-                        skips the rest of the boundary. A later process resumes from there.
-    a rewind            `run.rewind` makes a request. Once the request is taken, the checkpoint of
-                        an earlier step is restored. RunRewound skips the rest of the boundary, and
-                        the run catches up at that step as at its first one.
+    the end         The current step is the last one. It is saved, and all validation sets are
+                    evaluated. `_find_end` returns the reason: `run.total_steps` is reached, the
+                    data has ended, or a callback has called `run.stop`.
+    a stop request  A signal or `trainer.request_stop` has made `should_stop` true. The loop ends
+                    before its next step. The step is saved and not evaluated: RunStopped skips the
+                    rest of the boundary. A later process resumes from there.
+    a rewind        A callback has called `run.rewind`. The checkpoint of an earlier step is
+                    restored. RunRewound skips the rest of the boundary, and the run catches up at
+                    that step as at its first one.
 
-Four objects from other modules have the state between these calls:
+What callbacks call on `run` is a request at first, in `run.requests`. `_carry_out_requests` takes
+the requests after loop_end, after each evaluation and after boundary_end. Taking `run.stop` sets
+`run.stop_reason`, which `_find_end` reads.
 
-    Requests            What callbacks have asked for with `run.stop`, `run.save`, `run.evaluate`
-                        and `run.rewind`. The controller takes them, which empties `run.requests`,
-                        after loop_end, after each evaluation and after boundary_end.
+Three objects from other modules have the state between these calls:
+
     EvaluationState     Which validation sets are evaluated at a step, which of these evaluations
                         the callbacks have received, and which sets callbacks have asked for.
     InterruptedLoop     The first and last step of a loop that a stop has cut. It is in the
@@ -51,6 +52,7 @@ asked for. An interval is due if one of its multiples is among them.
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import threading
@@ -84,7 +86,12 @@ from trainer_kit.telemetry.summary_manager import SummaryManager, SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import LoopChecker
-from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, next_stop
+from trainer_kit.training.loops.intervals import (
+    InterruptedLoop,
+    LoopRange,
+    StepsPerLoop,
+    next_stop,
+)
 from trainer_kit.training.loops.iterators import is_stopping
 from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
 from trainer_kit.training.metric_set import to_numpy
@@ -101,6 +108,17 @@ class RunRewound(Exception):
 
 class RunStopped(Exception):
     """A stop was requested. The rest of the boundary is skipped, and the run ends."""
+
+
+class RunEnd(enum.Enum):
+    """Why the current step is the last one of the run. A stop request does not make it that."""
+
+    # A callback has ended the run.
+    CALLBACK = "callback"
+    # The training data has ended.
+    DATA = "data"
+    # `run.total_steps` is reached.
+    TOTAL_STEPS = "total_steps"
 
 
 @dataclass(frozen=True)
@@ -170,9 +188,9 @@ class Controller:
 
     Attributes:
       run: The Run that callbacks receive.
-      loop_range: The global steps (begin, end) planned for the current training loop, or for the
-        last one. A loop that an earlier process has begun keeps its begin, so this may be before
-        the first step that this process trains. That step is `run.loop.begin`.
+      planned_loop: The LoopRange of the current training loop, or of the last one. It is the plan:
+        `run.loop` has the steps that this process has trained. They differ if the loop has missed
+        its end, or if an earlier process has begun the loop.
     """
 
     def __init__(
@@ -210,10 +228,11 @@ class Controller:
         self._phases = Phases(callbacks.times)
 
         # The state of training loops. A number of steps is cached with its tensor.
-        self.loop_range = (0, 0)
+        self.planned_loop = LoopRange(0, 0)
         self._interrupted_loop = InterruptedLoop()
         self._cached_steps = (0, tf.constant(0))
-        # A callback of Keras may stop the run after a batch, which ends the loop early.
+        # A callback of Keras may call run.stop after a batch. That ends the loop early, before the
+        # request is taken.
         self._loop_checker = LoopChecker(
             trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
         )
@@ -318,9 +337,9 @@ class Controller:
                     with convert_system_exit():
                         logs = self._catch_up(schedule)
                         last_logs.add(logs, self.run.step)
-                        while not (self._is_last_step() or self.should_stop):
-                            loop = self._run_loop(schedule)
-                            logs = self._run_boundary(loop, schedule)
+                        while self._find_end() is None and not self.should_stop:
+                            self._run_loop(schedule)
+                            logs = self._run_boundary(schedule)
                             last_logs.add(logs, self.run.step)
                     break
                 except RunStopped:
@@ -331,19 +350,19 @@ class Controller:
                     self._rewind_after_error(error)
 
             # This saves nothing if the last boundary has saved the step.
-            saves_last = schedule.saves_last or bool(self.run.stop_reason)
+            saves_last = self._saves_last_step(schedule)
             saves = self._save_on_stop if self.should_stop else saves_last
             if saves:
                 self.save_checkpoint()
             self.sync()
         return last_logs.logs
 
-    def _run_loop(self, schedule: BoundarySchedule) -> Loop | None:
-        """Runs one training loop.
+    def _run_loop(self, schedule: BoundarySchedule) -> None:
+        """Runs one training loop, with loop_begin before it and loop_end after it.
 
-        Returns:
-          The loop, to be reported. None if it took no step, as where the data has ended, or if a
-          stop interrupted it. An interrupted loop is reported by the process that ends it.
+        There is no loop_end if the loop took no step, as where the
+        data has ended, or if a stop interrupted it. An interrupted loop is reported by the process
+        that ends it.
         """
         trainer = _require(self.trainer, "trainer")
 
@@ -357,8 +376,9 @@ class Controller:
             self.callbacks.find_next_boundary(step),
         )
         # An interrupted loop continues, so its begin is before the current step.
-        begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
-        self.loop_range = (begin, end)
+        planned_loop = self._interrupted_loop.next(step, pause, self.steps_per_loop)
+        self.planned_loop = planned_loop
+        begin, end = planned_loop
         steps = end - step
         self.callbacks.call("loop_begin", steps)
 
@@ -388,16 +408,17 @@ class Controller:
 
         # The next checkpoint contains the range of an interrupted loop.
         is_interrupted = begin < reached < end and self.should_stop
-        self._interrupted_loop.steps = self.loop_range if is_interrupted else None
-        if reached == step or is_interrupted:
-            return None
-        return Loop(step, reached, seconds, logs)
+        self._interrupted_loop.steps = planned_loop if is_interrupted else None
 
-    def _run_boundary(self, loop: Loop | None, schedule: BoundarySchedule) -> Logs:
-        """Does what is due at the step between two training loops.
+        # 1. loop_end, the first step of the boundary: the callbacks see the loop and report it.
+        if reached > step and not is_interrupted:
+            self.run.loop = Loop(step, reached, seconds, logs)
+            self.callbacks.call("loop_end", logs)
+
+    def _run_boundary(self, schedule: BoundarySchedule) -> Logs:
+        """Does steps 2 to 8 of a boundary. Step 1, loop_end, is at the end of `_run_loop`.
 
         Args:
-          loop: The training loop that has ended. None if it took no step or was interrupted.
           schedule: What the run evaluates and saves on the way to its last step.
 
         Returns:
@@ -409,11 +430,6 @@ class Controller:
           DataError: when the training data ends before the last step.
           Exception: the first error of a required callback.
         """
-        # 1. loop_end: the callbacks see the loop and report it.
-        if loop is not None:
-            self.run.loop = loop
-            self.callbacks.call("loop_end", loop.logs)
-
         # 2. rewind. A save that is asked for waits for step 4.
         requests = self._carry_out_requests(saves_now=False)
 
@@ -429,24 +445,20 @@ class Controller:
             if self._save_on_stop:
                 self.save_checkpoint()
             raise RunStopped
-        self._save_if_due(requests, schedule)
+
+        # A loop that an earlier process has begun counts from its begin: where it was interrupted,
+        # nothing was due.
+        begin = self.planned_loop.begin
+        step = self.run.step
+        saves = requests.save or self._saves_last_step(schedule)
+        if saves or self.checkpoint_manager.is_due(begin, step):
+            self.save_checkpoint(requests.overwrite_checkpoint)
         self._check_data_has_not_ended()
 
-        # 5. evaluation of the validation sets that are due or asked for. A loop that an earlier
-        # process has begun counts from its begin: where it was interrupted, nothing was evaluated.
-        step = self.run.step
-        loop_begin, _ = self.loop_range
-        due = schedule.due_sets(
-            loop_begin, step, self._is_last_step(), self._evaluations.requested_sets
-        )
-        sets = self._evaluations.select_unevaluated(due, step)
-        logs = self._evaluate_sets(sets, {}, schedule)
-
-        # 6. epoch_end
-        self.callbacks.end_epoch()
-
-        # 7. boundary_end and 8. stop
-        return self._finish_boundary(logs, schedule)
+        # 5. evaluation, 6. epoch_end, 7. boundary_end and 8. stop
+        is_last = self._find_end() is not None
+        sets = self._select_sets(begin, is_last, schedule)
+        return self._finish_boundary(sets, schedule)
 
     def _carry_out_requests(self, saves_now: bool = True) -> Requests:
         """Takes the requests that callbacks have made since the last call, and carries them out.
@@ -479,24 +491,13 @@ class Controller:
             self.save_checkpoint(requests.overwrite_checkpoint)
         return requests
 
-    def _save_if_due(self, requests: Requests, schedule: BoundarySchedule) -> None:
-        """Saves a checkpoint if one is due or asked for, or if the run ends here."""
-        data_has_ended = _require(self.trainer, "trainer").has_data_ended
-        ends_early = data_has_ended or bool(self.run.stop_reason)
-        saves_last = ends_early or (schedule.saves_last and self._is_last_step())
-        is_wanted = saves_last or requests.save
-        loop_begin, _ = self.loop_range
-        if is_wanted or self.checkpoint_manager.is_due(loop_begin, self.run.step):
-            self.save_checkpoint(requests.overwrite_checkpoint)
-
     def _check_data_has_not_ended(self) -> None:
         """Checks that there is data up to the last step, unless a callback ends the run here.
 
         Raises:
           DataError: when there is not. The checkpoint of this step is on the disk then.
         """
-        has_ended = _require(self.trainer, "trainer").has_data_ended
-        if has_ended and self.run.total_steps is not None and not self.run.stop_reason:
+        if self._find_end() is RunEnd.DATA and self.run.total_steps is not None:
             self.sync()
             raise DataError(
                 f"task.train_data ended at step {self.run.step} of {self.run.total_steps}; repeat"
@@ -505,36 +506,41 @@ class Controller:
                 " saved)"
             )
 
-    def _finish_boundary(self, logs: Logs, schedule: BoundarySchedule) -> Logs:
-        """Calls boundary_end, and carries out what callbacks ask for in it.
-
-        If they end the run, the remaining validation sets are evaluated at this step.
+    def _finish_boundary(self, sets: Collection[str], schedule: BoundarySchedule) -> Logs:
+        """Does steps 5 to 8 of a boundary.
 
         Args:
-          logs: The logs of the evaluations at this step so far.
+          sets: The names of the validation sets to evaluate.
           schedule: What the run evaluates and saves on the way to its last step.
 
         Returns:
-          All logs of this step.
+          The logs of the evaluations at this step. Empty without one.
 
         Raises:
           RunRewound: when a callback has asked for a rewind.
           RunStopped: when a stop was requested.
         """
-        while True:
-            self.callbacks.call("boundary_end")
-            requests = self._carry_out_requests()
-            sets: list[str] = []
-            if requests.stop_reason:
-                # A callback that ended the run earlier has had all sets evaluated already.
-                sets = self._evaluations.select_unevaluated(schedule.eval_intervals, self.run.step)
-            if self.should_stop:
-                raise RunStopped
-            if not sets:
-                return logs
+        # 5. evaluation of the validation sets that are due or asked for
+        logs = self._evaluate_sets(sets, {}, schedule)
 
-            # The boundary ends only after these evaluations, so boundary_end comes again.
-            logs = self._evaluate_sets(sets, logs, schedule)
+        # 6. epoch_end
+        self.callbacks.end_epoch_if_complete()
+
+        # 7. boundary_end
+        self.callbacks.call("boundary_end")
+        requests = self._carry_out_requests()
+
+        # 8. stop. If boundary_end has asked for it, the remaining sets are evaluated. boundary_end
+        # promises that this step is evaluated, so it comes a second time.
+        if requests.stop_reason and not self.should_stop:
+            remaining_sets = self._select_sets(self.run.step, is_last=True, schedule=schedule)
+            if remaining_sets:
+                logs = self._evaluate_sets(remaining_sets, logs, schedule)
+                self.callbacks.call("boundary_end")
+                self._carry_out_requests()
+        if self.should_stop:
+            raise RunStopped
+        return logs
 
     def _evaluate_sets(self, sets: Collection[str], logs: Logs, schedule: BoundarySchedule) -> Logs:
         """Evaluates validation sets, and those that callbacks ask for meanwhile.
@@ -557,21 +563,40 @@ class Controller:
             logs = self._run_evaluation(schedule.eval_steps, sets, logs)
             self._carry_out_requests()
 
-            # Callbacks may have asked for further sets, or ended the run.
-            names = list(schedule.eval_intervals)
-            if not self.run.stop_reason:
-                names = [name for name in names if name in self._evaluations.requested_sets]
-            sets = self._evaluations.select_unevaluated(names, self.run.step)
+            # What intervals ask for is done, so no steps are given. Callbacks may have asked for
+            # more sets, or have ended the run.
+            is_last = self._find_end() is RunEnd.CALLBACK
+            sets = self._select_sets(self.run.step, is_last, schedule)
         return logs
 
-    def _is_last_step(self) -> bool:
-        """Whether the run ends at this step without a stop request.
+    def _select_sets(self, begin: int, is_last: bool, schedule: BoundarySchedule) -> list[str]:
+        """Returns the validation sets that are due at this step and not evaluated at it.
 
-        It ends after `run.total_steps`, when the data has ended, or when a callback ends it.
+        Args:
+          begin: The global step before the steps that have led here.
+          is_last: Whether all sets are due.
+          schedule: The intervals of the sets.
         """
-        is_at_end = self.run.total_steps is not None and self.run.step >= self.run.total_steps
-        has_data_ended = _require(self.trainer, "trainer").has_data_ended
-        return is_at_end or bool(self.run.stop_reason) or has_data_ended
+        step = self.run.step
+        due = schedule.due_sets(begin, step, is_last, self._evaluations.requested_sets)
+        return self._evaluations.select_unevaluated(due, step)
+
+    def _find_end(self) -> RunEnd | None:
+        """Returns why the current step is the last one of the run. None if it is not."""
+        trainer = _require(self.trainer, "trainer")
+        if self.run.stop_reason:
+            return RunEnd.CALLBACK
+        if trainer.has_data_ended:
+            return RunEnd.DATA
+        if self.run.total_steps is not None and self.run.step >= self.run.total_steps:
+            return RunEnd.TOTAL_STEPS
+        return None
+
+    def _saves_last_step(self, schedule: BoundarySchedule) -> bool:
+        """Whether the current step is the last one of the run, and is saved as such."""
+        end = self._find_end()
+        # A caller who wants no save at the end expects the run to reach its last step.
+        return schedule.saves_last if end is RunEnd.TOTAL_STEPS else end is not None
 
     def _catch_up(self, schedule: BoundarySchedule) -> Logs:
         """Does what remains to be done at the step at which the run begins, or after a rewind.
@@ -590,18 +615,18 @@ class Controller:
         """
         step = self.run.step
         recorded: Logs = {}
+        unannounced: Logs = {}
         if schedule.eval_intervals and step > 0:
-            recorded = self._evaluations.read_recorded_logs(step)
-        unannounced = self._evaluations.select_unannounced(recorded, step)
-        self._evaluations.add_evaluated(recorded, step)
+            recorded, unannounced = self._evaluations.adopt_recorded(step)
 
         # evaluation_end for the recorded evaluations that callbacks have not received
         if unannounced:
             self.run.evaluation = Evaluation(step, tuple(unannounced), is_replayed=True)
             self.callbacks.call("evaluation_end", ungroup_single_set(unannounced))
             if step == self.run.previous_stop_step:
-                # In this evaluation a callback ended the earlier start, and has asked for that
-                # again. The run was started once more in order to continue.
+                # The record of the earlier start says that a callback ended it at this step. The
+                # same logs have made the callback ask again. The run was started once more in order
+                # to continue.
                 self.run.requests.stop_reason = ""
 
         # rewind and checkpoint
@@ -609,17 +634,11 @@ class Controller:
 
         # evaluation of the validation sets that are due, asked for or were cut short. No loop has
         # led to this step, so a set is due if the step is itself a multiple of the interval.
-        due: list[str] = []
+        sets: list[str] = []
         if step > 0:
-            due = schedule.due_sets(
-                step - 1, step, self._is_last_step(), self._evaluations.requested_sets
-            )
-        sets = self._evaluations.select_unevaluated(due, self.run.step)
-        logs = self._evaluate_sets(sets, {}, schedule)
-
-        # epoch_end, boundary_end and stop
-        self.callbacks.end_epoch()
-        logs = self._finish_boundary(logs, schedule)
+            is_last = self._find_end() is not None
+            sets = self._select_sets(step - 1, is_last, schedule)
+        logs = self._finish_boundary(sets, schedule)
         return {**ungroup_single_set(recorded), **logs}
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> Logs:
@@ -735,12 +754,13 @@ class Controller:
             order.
 
         Returns:
-          The logs of the last evaluation.
+          The logs of the last evaluation. Empty without an evaluation, or when a stop cut the last
+          one short.
 
         Raises:
           NothingToWaitForError: when no checkpoint came in time although the run was not finished.
         """
-        output: Logs = {}
+        logs: Logs = {}
         run = watched_run or UnmonitoredRun(timeout_fn or (lambda: False))
         watcher = CheckpointWatcher(
             self.checkpoint_manager.restore_folder, timeout, run, newest_only
@@ -755,9 +775,9 @@ class Controller:
             except StorageError as error:
                 _LOG.warning("a checkpoint is skipped: %s", error)
                 continue
-            output = self.evaluate(steps)
+            logs = self.evaluate(steps)
         self._phases.now = END_PHASE
-        return output
+        return logs
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
         """Restores a checkpoint in the scope of the strategy.
@@ -827,7 +847,7 @@ class Controller:
         The next checkpoint stores the end of the loop.
         """
         trainer = _require(self.trainer, "trainer")
-        self._interrupted_loop.steps = self.loop_range
+        self._interrupted_loop.steps = self.planned_loop
         trainer.should_continue_metrics = True
 
     def _rewind_after_error(self, error: Exception) -> None:

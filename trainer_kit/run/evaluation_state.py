@@ -49,17 +49,18 @@ class LastLogs:
 class EvaluationState:
     """Knows which validation sets are evaluated at a step, and which callbacks ask for.
 
-    An evaluation of a set at a step leaves three marks:
+    A validation set may have these marks:
 
-        evaluated   It need not run again. This process has run it, or has found it recorded at the
-                    step at which the run began. A rewind removes the mark.
-        announced   Callbacks have received its logs in evaluation_end. The mark is in checkpoints,
-                    like the states of the callbacks. A restore replaces it.
-        recorded    RunHistory has its logs on the disk. The mark outlives the process.
+        mark        meaning                      it is in      set by             removed by
+        requested   callbacks have asked for it  checkpoints   run.evaluate       add_evaluated
+        evaluated   it need not run again        memory        add_evaluated      forget_evaluated
+        announced   callbacks have its logs      checkpoints   add_evaluated      a restore
+        recorded    RunHistory has its logs      the ledger    RecordEvaluation   a rewind
 
-    The marks differ after a kill. If it came after an evaluation, the run may resume from a
-    checkpoint of before that evaluation, which is then recorded and not announced. Records of steps
-    after that checkpoint are no marks of the new evaluations there.
+    The last three are marks of one step, and an evaluation sets them all. They differ after a kill:
+    a run that resumes from a checkpoint of before an evaluation finds it recorded and not
+    announced. `adopt_recorded` makes them equal at the step at which the run begins. The steps
+    after that are trained again, so their records do not count.
 
     Its methods are called eagerly, on all workers.
 
@@ -93,32 +94,36 @@ class EvaluationState:
         )
 
     def add_evaluated(self, sets: Collection[str], step: int) -> None:
-        """Marks validation sets as evaluated and announced at a step.
-
-        They are no longer asked for.
-        """
+        """Marks validation sets as evaluated and announced at a step, and no longer requested."""
         self.requested_sets.difference_update(sets)
         steps = dict.fromkeys(sets, step)
         self._evaluated_steps.update(steps)
         self._announced_steps.update(steps)
 
     def forget_evaluated(self) -> None:
-        """Removes all marks of what is evaluated, when the run goes back."""
+        """Removes all marks of evaluated sets, when the run goes back."""
         self._evaluated_steps.clear()
 
     def select_unevaluated(self, sets: Iterable[str], step: int) -> list[str]:
         """Returns the validation sets of `sets` that are not evaluated at a step."""
         return [name for name in sets if self._evaluated_steps.get(name) != step]
 
-    def select_unannounced(self, logs_by_set: Logs, step: int) -> Logs:
-        """Returns the logs of the validation sets that are not announced at a step."""
-        return {
-            name: logs
-            for name, logs in logs_by_set.items()
-            if self._announced_steps.get(name) != step
-        }
+    def adopt_recorded(self, step: int) -> tuple[Logs, Logs]:
+        """Marks the validation sets that are recorded at a step as evaluated and announced.
 
-    def read_recorded_logs(self, step: int) -> Logs:
+        Returns:
+          (recorded, unannounced): the recorded logs by validation set, and those of them that
+          callbacks have not received. The caller has to announce them.
+        """
+        recorded = self._read_recorded_logs(step)
+        unannounced: Logs = {}
+        for name, logs in recorded.items():
+            if self._announced_steps.get(name) != step:
+                unannounced[name] = logs
+        self.add_evaluated(recorded, step)
+        return recorded, unannounced
+
+    def _read_recorded_logs(self, step: int) -> Logs:
         """Returns the logs that the chief has recorded for a step, by validation set.
 
         Every worker receives them.

@@ -19,6 +19,7 @@ from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import OrbitLoopCheck
+from trainer_kit.training.loops.intervals import LoopRange
 
 
 class Actions(Callback):
@@ -139,7 +140,7 @@ class OrbitController:
     """
 
     phase = "start"
-    loop_range = (0, 0)
+    planned_loop = LoopRange(0, 0)
 
     def __init__(
         self,

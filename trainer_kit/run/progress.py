@@ -153,7 +153,7 @@ class Progress(StoppableRun):
             return activity, 0, 0, 0
 
         _, step = self.get_phase_and_step()
-        begin = self.controller.loop_range[0] if phase == "train" else step
+        begin = self.controller.planned_loop.begin if phase == "train" else step
         if phase == "train" and not self._has_trained:
             # The first step of the process shows that the loop is compiled.
             self._has_trained = step > begin

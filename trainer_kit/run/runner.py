@@ -182,11 +182,11 @@ def run_experiment(
             activity_watcher = ActivityWatcher(progress, show_activity)
             contexts.enter_context(activity_watcher)
 
-        # The trainer, with model and optimizer, and `best`, which exports the best weights. From
-        # here on the plan has steps in place of epochs and shares.
+        # The trainer, with model and optimizer, and the owner of its best checkpoints. From here
+        # on the plan has steps in place of epochs and shares.
         with plan.strategy.scope():
             plan = resolve_plan(plan, task)
-            trainer, best = assembly.build_trainer(plan, task)
+            trainer, best_checkpoints = assembly.build_trainer(plan, task)
         config = plan.config
 
         # From here on a signal stops the trainer. One that came earlier ends the run here.
@@ -203,7 +203,7 @@ def run_experiment(
             # Contexts end in reverse order, so this is before the writer of the console is closed.
             contexts.callback(activity_watcher.stop)
         progress.startup_activity = "restoring the checkpoint"
-        history = assembly.build_history(plan, writers, trainer, best)
+        history = assembly.build_history(plan, writers, trainer, best_checkpoints)
         manager = contexts.enter_context(assembly.build_manager(plan, trainer, history))
         manager.prepare_folder(from_step)
         early_stopping = assembly.build_early_stopping(plan, history)
@@ -270,9 +270,9 @@ def run_experiment(
                                 eval_interval=config.trainer.validation_interval,
                                 evaluates=mode == "train_and_eval",
                             )
-                            if best is not None:
+                            if best_checkpoints is not None:
                                 # An evaluation that was recorded before may lack the best value.
-                                best.add_best(trainer, logs)
+                                best_checkpoints.add_best(trainer, logs)
                         else:
                             logs = _evaluate_checkpoints(plan, trainer, controller, sidecar)
 
@@ -283,7 +283,7 @@ def run_experiment(
                         # In the last evaluation a callback has rewound the run, so it trains again.
                         continue
 
-        finish_run(plan, controller, signals, writers, best, logs)
+        finish_run(plan, controller, signals, writers, best_checkpoints, logs)
         # No worker is done before the chief is: the chief could not be started again alone.
         barrier(plan.strategy)
     return trainer.model, logs
@@ -294,8 +294,10 @@ def _agree_on_finished_run(
 ) -> FinishedRun | None:
     """Returns the run that an earlier start has finished at this step.
 
-    Returns None if something is left to do. Called on every worker: early stopping reads the
-    ledger, which only the chief has, so the chief decides.
+    Returns None if something is left to do. Called on every worker, and returns the same on each.
+    Early stopping reads the ledger, which only the chief has, so the chief's answer is broadcast.
+    All workers read the same final.json: their folder is shared, which check_agreement checks, and
+    the chief changes the file only after check_setup, where it waits for the other workers.
     """
     stop_reason = ""
     if early_stopping is not None and plan.is_chief:

@@ -80,7 +80,7 @@ def _save_if_finite(
     if step <= max(manager.saved_step, 0):
         return
 
-    begin, end = controller.loop_range
+    begin, end = controller.planned_loop
     if controller.phase == "train" or not is_single_worker:
         can_save = is_single_worker and begin <= step <= end and is_state_complete(trainer, error)
         if not can_save:

@@ -24,6 +24,9 @@ from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.intervals import Epochs
 
+# The loops of each test end at the multiples of this number, and where else something is due.
+STEPS_PER_LOOP = 4
+
 
 class _Counter(BaseTrainer):
     """Counts steps. Its data ends after `examples`, and `losses` has the losses that are not 1."""
@@ -55,7 +58,7 @@ class _StopsAtEvaluation(Callback):
         run.stop("enough")
 
 
-class _Kept(Writer):
+class _KeptReports(Writer):
     def __init__(self) -> None:
         self.reports: list[Report] = []
 
@@ -74,22 +77,21 @@ def _create_controller(
     eval_actions: Sequence[Any] = (),
     batch_size: int = 0,
     **arguments: Any,
-) -> tuple[Controller, _Kept]:
-    kept = _Kept()
+) -> tuple[Controller, _KeptReports]:
+    kept = _KeptReports()
     times = arguments.pop("times", None)
     trainer = SavedTrainer(
         tf.train.Checkpoint(global_step=counter.global_step), counter.global_step
     )
     manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
-    shown = [Actions(train_actions, eval_actions), MetricsReporter(kept, batch_size)]
-    members = [callback for callback in callbacks if not isinstance(callback, FiniteCheck)]
-    members += [*shown, *(callback for callback in callbacks if isinstance(callback, FiniteCheck))]
+    reporters = [Actions(train_actions, eval_actions), MetricsReporter(kept, batch_size)]
+    members = [*callbacks, *reporters]
     controller = Controller(
         callbacks=CallbackList(Run(counter, str(folder)), members, times),
         trainer=counter,
         evaluator=counter,
         global_step=counter.global_step,
-        steps_per_loop=4,
+        steps_per_loop=STEPS_PER_LOOP,
         checkpoint_manager=manager,
         **arguments,
     )
@@ -97,7 +99,7 @@ def _create_controller(
     return controller, kept
 
 
-def _list_steps(kept: _Kept, kind: str = "train") -> list[int]:
+def _list_steps(kept: _KeptReports, kind: str = "train") -> list[int]:
     return [report.step for report in kept.reports if report.kind == kind]
 
 
@@ -142,7 +144,9 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
     assert account.steps == 12
     assert account.evaluations == 2
-    assert account.wall == 38
+    # The start takes 3 seconds. The loops end at 4, 6, 8 and 12, so there are 4 of them.
+    actions_seconds = (4 + 2) * 0.5
+    assert account.wall == 3 + 12 + 2 * 10 + actions_seconds
     assert account.unaccounted_seconds == 0
 
 
@@ -218,9 +222,11 @@ def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> 
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
 
-    free, kept = _create_controller(tmp_path, _Counter(losses={4: float("nan")}))
 
-    free.train(8)
+def test_a_diverged_loss_is_reported_without_a_finite_check(tmp_path: Path) -> None:
+    controller, kept = _create_controller(tmp_path, _Counter(losses={4: float("nan")}))
+
+    controller.train(8)
 
     assert _list_steps(kept) == [4, 8]
 
@@ -300,17 +306,31 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
     assert back.rewound_to == [(8, 8)]
 
 
+class _RestoresOnce(Callback):
+    """Sets the global step back from 12 to 8 in one event, as a restore does, the first time."""
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._has_restored = False
+
+    def _restore_in(self, event: str, run: Run) -> None:
+        if event == self._event and run.step == 12 and not self._has_restored:
+            self._has_restored = True
+            run.trainer.global_step.assign(8)
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self._restore_in("loop_end", run)
+
+    def evaluation_end(self, run: Run, logs: Any) -> None:
+        self._restore_in("evaluation_end", run)
+
+
 @pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
 def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> None:
     counter = _Counter()
-    returns = iter([8])
-
-    def restore_once(callback: Callback, run: Run, logs: Any) -> None:
-        if run.step == 12:
-            counter.global_step.assign(next(returns, 12))
-
-    callback = type("Restores", (Callback,), {event: restore_once})()
-    controller, _ = _create_controller(tmp_path, counter, interval=8, callbacks=[callback])
+    controller, _ = _create_controller(
+        tmp_path, counter, interval=8, callbacks=[_RestoresOnce(event)]
+    )
 
     controller.train_and_evaluate(train_steps=16, eval_interval=12)
 
@@ -329,8 +349,8 @@ def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
     assert list(complete_checkpoints(str(tmp_path))) == [12, 20]
 
 
-class _Sets(_Counter):
-    """Two validation sets."""
+class _OftenAndRare(_Counter):
+    """Has two validation sets: "often", evaluated every 4 steps, and "rare", every 40."""
 
     validation_set_names = ("often", "rare")
 
@@ -349,7 +369,7 @@ class _Sets(_Counter):
 
 
 def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
-    counter = _Sets()
+    counter = _OftenAndRare()
     controller, _ = _create_controller(
         tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)]
     )
@@ -368,7 +388,7 @@ def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
 
 
 def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> None:
-    counter = _Sets()
+    counter = _OftenAndRare()
     controller, kept = _create_controller(
         tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()]
     )
@@ -376,6 +396,29 @@ def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> 
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
     assert counter.taken == [(4, "often"), (4, "rare")]
     assert _list_steps(kept, "validation") == [4]
+
+
+class _StopsAtBoundaryEnd(Callback):
+    """Stops the run at the first boundary_end after a step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def boundary_end(self, run: Run) -> None:
+        self.steps.append(run.step)
+        if run.step > 0:
+            run.stop("enough")
+
+
+def test_boundary_end_comes_again_after_the_evaluations_of_its_stop(tmp_path: Path) -> None:
+    counter = _OftenAndRare()
+    callback = _StopsAtBoundaryEnd()
+    controller, _ = _create_controller(tmp_path, counter, interval=4, callbacks=[callback])
+
+    assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
+    assert counter.taken == [(4, "often"), (4, "rare")]
+    # The first one is of the start.
+    assert callback.steps == [0, 4, 4]
 
 
 class _AsksIn(Callback):
@@ -390,9 +433,12 @@ class _AsksIn(Callback):
     def _ask(self, event: str, run: Run) -> None:
         if event == self._event and run.step == 8 and not self._asked:
             self._asked = True
-            {"save": run.save, "evaluate": run.evaluate, "stop": lambda: run.stop("enough")}[
-                self._request
-            ]()
+            if self._request == "save":
+                run.save()
+            elif self._request == "evaluate":
+                run.evaluate()
+            else:
+                run.stop("enough")
 
     def loop_end(self, run: Run, logs: Any) -> None:
         self._ask("loop_end", run)
@@ -409,11 +455,13 @@ class _AsksIn(Callback):
         self._ask("boundary_end", run)
 
 
+# What a run of 16 steps does that saves and evaluates every 8 steps, by event and request.
 PLANNED = ["save 8", "evaluate 8", "save 16", "evaluate 16"]
 ASKED = {
     ("loop_end", "evaluate"): PLANNED,
     ("checkpoint_begin", "save"): PLANNED,
     ("evaluation_end", "save"): PLANNED,
+    # The evaluations of step 8 are done, so the request waits for the end of the next loop.
     ("boundary_end", "evaluate"): ["save 8", "evaluate 8", "evaluate 12", "save 16", "evaluate 16"],
     **{
         (event, "stop"): PLANNED[:2]

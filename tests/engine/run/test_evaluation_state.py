@@ -53,15 +53,16 @@ def test_a_rewind_forgets_evaluated_sets_but_no_recorded_ones() -> None:
     evaluations.add_evaluated(["often", "rare"], 8)
     evaluations.forget_evaluated()
     assert evaluations.select_unevaluated(["often", "rare"], 8) == ["often", "rare"]
-    assert evaluations.read_recorded_logs(8) == {"often": {"accuracy": 0.5}}
+    recorded, _ = evaluations.adopt_recorded(8)
+    assert recorded == {"often": {"accuracy": 0.5}}
 
 
 def test_recorded_logs_are_announced_once() -> None:
     evaluations = _evaluations()
-    recorded = evaluations.read_recorded_logs(8)
-    assert evaluations.select_unannounced(recorded, 8) == {"often": {"accuracy": 0.5}}
-    evaluations.add_evaluated(recorded, 8)
-    assert evaluations.select_unannounced(recorded, 8) == {}
+    recorded = {"often": {"accuracy": 0.5}}
+    assert evaluations.adopt_recorded(8) == (recorded, recorded)
+    assert evaluations.adopt_recorded(8) == (recorded, {})
+    assert evaluations.select_unevaluated(["often", "rare"], 8) == ["rare"]
 
 
 def test_an_evaluation_carries_out_requests() -> None:
@@ -94,17 +95,18 @@ def test_a_restore_replaces_what_is_announced_and_asked_for() -> None:
     _, restore_requests = trainer.functions["evaluations asked for"]
     restore_announced({"often": 8})
     restore_requests(["rare"])
-    assert evaluations.select_unannounced({"often": {}, "rare": {}}, 8) == {"rare": {}}
     assert evaluations.requested_sets == {"rare"}
+    recorded = {"often": {"accuracy": 0.5}}
+    assert evaluations.adopt_recorded(8) == (recorded, {})
     restore_announced(None)
     restore_requests(None)
-    assert evaluations.select_unannounced({"often": {}}, 8) == {"often": {}}
+    assert evaluations.adopt_recorded(8) == (recorded, recorded)
     assert evaluations.requested_sets == set()
 
 
 def test_without_a_history_nothing_is_recorded() -> None:
     evaluations = EvaluationState(tf.distribute.get_strategy(), None)
-    assert evaluations.read_recorded_logs(8) == {}
+    assert evaluations.adopt_recorded(8) == ({}, {})
     assert evaluations.select_unevaluated(["often"], 8) == ["often"]
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer_kit.run.progress import Phases, Progress
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer, CustomParts
+from trainer_kit.training.loops.intervals import LoopRange
 
 
 class _Trainer(BaseTrainer):
@@ -41,7 +42,7 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     trainer = _Trainer(step, done)
     controller = SimpleNamespace(
         phase=phase,
-        loop_range=(step, step + 5),
+        planned_loop=LoopRange(step, step + 5),
         checkpoint_manager=SimpleNamespace(saved_step=saved),
         run=SimpleNamespace(total_steps=100),
         save_checkpoint=lambda: done.append("save"),
@@ -111,7 +112,7 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
 
     assert training.describe_activity() == ("training", 5, 6, 7)
 
-    training.controller.loop_range = (6, 11)
+    training.controller.planned_loop = LoopRange(6, 11)
     assert training.describe_activity() == ("training", 6, 6, 7)
     assert training.find_total("training") == 20
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from trainer_kit.config.schema.durations import Interval, get_exact_steps, is_due
 
@@ -90,18 +91,30 @@ class Epochs:
         return epoch, step - begin
 
 
-class InterruptedLoop:
-    """The first and last step of a loop that a stop interrupted. Checkpoints contain it.
+class LoopRange(NamedTuple):
+    """The steps that a training loop is to take.
 
     Attributes:
-      steps: The global steps before the loop and at its end. None when no loop was interrupted.
+      begin: The global step before the loop.
+      end: The global step at its end.
+    """
+
+    begin: int
+    end: int
+
+
+class InterruptedLoop:
+    """The range of a loop that a stop interrupted. Checkpoints contain it.
+
+    Attributes:
+      steps: The range. None when no loop was interrupted.
     """
 
     def __init__(self) -> None:
-        self.steps: tuple[int, int] | None = None
+        self.steps: LoopRange | None = None
 
-    def next(self, step: int, target: int | None, steps_per_loop: StepsPerLoop) -> tuple[int, int]:
-        """Returns the global steps at the begin and the end of the loop to run at `step`.
+    def next(self, step: int, target: int | None, steps_per_loop: StepsPerLoop) -> LoopRange:
+        """Returns the range of the loop to run at `step`.
 
         An interrupted loop continues: its begin is before `step`.
 
@@ -115,13 +128,13 @@ class InterruptedLoop:
         """
         if self.steps is None:
             num_steps = loop_length(step, target, steps_per_loop)
-            return step, step + num_steps
+            return LoopRange(step, step + num_steps)
 
         # The target may have changed since the stop.
         begin, end = self.steps
         if target is not None:
             end = min(end, target)
-        return begin, end
+        return LoopRange(begin, end)
 
     def state(self) -> list[int] | None:
         """Returns the state for a checkpoint. None when no loop was interrupted."""
@@ -129,4 +142,4 @@ class InterruptedLoop:
 
     def restore(self, state: list[int] | None) -> None:
         """Restores the state of a checkpoint."""
-        self.steps = (state[0], state[1]) if state else None
+        self.steps = LoopRange(state[0], state[1]) if state else None

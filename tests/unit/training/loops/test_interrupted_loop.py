@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_kit.training.loops.intervals import InterruptedLoop
+from trainer_kit.training.loops.intervals import InterruptedLoop, LoopRange
 
 
 def test_interrupted_loop_runs_to_its_end_after_a_resume() -> None:
@@ -11,7 +11,7 @@ def test_interrupted_loop_runs_to_its_end_after_a_resume() -> None:
     assert loop.state() is None
     assert loop.next(6, 100, 10) == (6, 16)
 
-    loop.steps = (0, 10)
+    loop.steps = LoopRange(0, 10)
     resumed = InterruptedLoop()
 
     resumed.restore(loop.state())
