@@ -410,7 +410,7 @@ class _StopsAtBoundaryEnd(Callback):
             run.stop("enough")
 
 
-def test_boundary_end_comes_again_after_the_evaluations_of_its_stop(tmp_path: Path) -> None:
+def test_boundary_end_comes_again_after_evaluations_of_its_stop(tmp_path: Path) -> None:
     counter = _OftenAndRare()
     callback = _StopsAtBoundaryEnd()
     controller, _ = _create_controller(tmp_path, counter, interval=4, callbacks=[callback])
