@@ -7,8 +7,9 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -19,13 +20,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Keras numbers the names of the layers that a process creates. These parts of a config contain
 # the names.
 _NAME_KEYS = ("name", "inbound_nodes", "input_layers", "output_layers")
-
-
-class Configurable(Protocol):
-    """An object of Keras: a layer, a loss, an optimizer."""
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
 
 
 def describe_model(model: CompiledModel) -> dict[str, str]:
@@ -68,7 +62,7 @@ def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[
     return phrases
 
 
-def _get_config(value: Configurable) -> dict[str, Any]:
+def _get_config(value: keras.Layer | keras.Loss | keras.Optimizer) -> dict[str, Any]:
     """Returns the config of an object of Keras without names.
 
     It is {} for an object that has none, such as a layer of a user.

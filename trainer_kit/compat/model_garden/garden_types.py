@@ -12,9 +12,7 @@ import orbit
 import tf_keras
 from official.core import base_task
 from official.modeling.hyperparams import base_config
-from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.multitask.trainers import MultiTaskAdapter
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.training.base_trainer import BaseTrainer
 
@@ -24,10 +22,6 @@ GardenTask: TypeAlias = base_task.Task
 # The config of an experiment. Those of Model Garden that train several tasks have no common base
 # but the class of all its configs.
 ExperimentParams: TypeAlias = ExperimentConfig | GardenConfig
-# What a Trainer trains.
-TrainableTask: TypeAlias = GardenTask | MultiTaskAdapter
-# What can create an optimizer from a config.
-OptimizedTask: TypeAlias = GardenTask | MultiTask
 # A trainer that the engine can drive, by itself or in a TrainerAdapter.
 AdaptableTrainer: TypeAlias = BaseTrainer | orbit.StandardTrainer
 # Model Garden's own optimizers and loss-scale wrappers are subclasses of these.

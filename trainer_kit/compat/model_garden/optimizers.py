@@ -22,15 +22,17 @@ from trainer_kit.optimizers.moving_average import exchange
 from trainer_kit.typing import IntLike, Model, Optimizer
 
 if TYPE_CHECKING:
+    from official.modeling.multitask.multitask import MultiTask
+
     from trainer_kit.compat.model_garden.garden_types import (
         ExperimentParams,
         GardenConfig,
         GardenOptimizer,
-        OptimizedTask,
+        GardenTask,
     )
 
 
-def check_values(task: OptimizedTask, params: ExperimentParams) -> None:
+def check_values(task: GardenTask | MultiTask, params: ExperimentParams) -> None:
     """Checks the restrictions, and the number of classes of Model Garden's own tasks.
 
     Called before anything is built. With zero classes Keras would build a layer that ends the
@@ -53,7 +55,7 @@ def check_values(task: OptimizedTask, params: ExperimentParams) -> None:
         raise ConfigError(mistakes)
 
 
-def create_optimizer(task: OptimizedTask, params: ExperimentParams) -> GardenOptimizer:
+def create_optimizer(task: GardenTask | MultiTask, params: ExperimentParams) -> GardenOptimizer:
     """Returns the optimizer that `task` creates. Called in strategy scope.
 
     Args:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         AdaptableTrainer,
         ExperimentParams,
         GardenTask,
-        TrainableTask,
     )
     from trainer_kit.training.base_trainer import BaseTrainer
 
@@ -60,7 +59,7 @@ class RunTasks:
       trainer: A ready-made trainer of the trained task, or None.
     """
 
-    train_task: TrainableTask
+    train_task: GardenTask | MultiTaskAdapter
     eval_tasks: list[GardenTask]
     eval_steps: Mapping[str, int | None]
     trainer: AdaptableTrainer | None = None
@@ -73,7 +72,7 @@ class RunTasks:
 
 def create_run_tasks(
     config: ExperimentConfig,
-    train_task: TrainableTask | MultiTask,
+    train_task: GardenTask | MultiTaskAdapter | MultiTask,
     eval_tasks: list[GardenTask] | None = None,
     trainer: AdaptableTrainer | None = None,
 ) -> RunTasks:
@@ -121,7 +120,7 @@ class MultiTaskTrainerFactory:
     def create(
         cls,
         config: ExperimentConfig,
-        task: RunTasks | TrainableTask,
+        task: RunTasks | GardenTask | MultiTaskAdapter,
         train: bool,
         evaluate: bool,
         checkpoint_exporter: CheckpointExporter | None = None,
