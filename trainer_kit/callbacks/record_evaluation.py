@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import tensorflow as tf
-
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.training.metric_set import to_numpy
 
 
 class ExportBest(Callback):
@@ -40,11 +37,7 @@ class ExportBest(Callback):
             if trainer.checkpoint_exporter is not None:
                 # The trainer has exported it, and its logs contain the best value.
                 return
-            # The logs of this step may contain sets that were evaluated before.
-            all_sets = set(trainer.validation_set_names)
-            other_sets = all_sets - set(evaluation.sets)
-            own_logs = {name: value for name, value in logs.items() if name not in other_sets}
-            self._best.export(trainer, own_logs, evaluation.sets)
+            self._best.export(trainer, evaluation.logs, evaluation.sets)
         self._best.add_best(trainer, logs)
 
 
@@ -65,21 +58,18 @@ class RecordEvaluation(Callback):
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Appends the evaluation to the ledger, on the chief only."""
+        del logs
         evaluation = run.evaluation
         assert evaluation is not None
         if evaluation.is_replayed or not run.is_chief:
             return
 
-        # A single validation set has the name "".
-        if "" not in evaluation.sets:
-            logs = {name: logs[name] for name in evaluation.sets if name in logs}
-        metrics = tf.nest.map_structure(to_numpy, logs)
         path = None
         if evaluation.checkpoint:
             path = os.path.relpath(evaluation.checkpoint, run.directory)
         seconds = evaluation.seconds_of_sets or evaluation.seconds
         ledger = self._history.ledger
-        ledger.append(evaluation.step, metrics, seconds, path)
+        ledger.append(evaluation.step, evaluation.logs, seconds, path)
 
     def rewound(self, run: Run, step: int) -> None:
         """Rewinds history, ledger and best checkpoint to `step`."""
@@ -102,13 +92,6 @@ class RecordSidecarEvaluation(Callback):
     def __init__(self, sidecar: Sidecar, writer: Writer) -> None:
         self._sidecar = sidecar
         self._writer = writer
-        self._logs: dict[str, Any] = {}
-
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Remembers the logs until `boundary_end`."""
-        del run
-        own_logs = dict(logs)
-        self._logs = tf.nest.map_structure(to_numpy, own_logs)
 
     def boundary_end(self, run: Run) -> None:
         """Appends the evaluation to the ledger."""
@@ -118,4 +101,4 @@ class RecordSidecarEvaluation(Callback):
         self._writer.flush()
         seconds = evaluation.seconds_of_sets or evaluation.seconds
         checkpoint = evaluation.checkpoint
-        self._sidecar.record(evaluation.step, self._logs, seconds, checkpoint)
+        self._sidecar.record(evaluation.step, evaluation.logs, seconds, checkpoint)

@@ -92,7 +92,7 @@ from trainer_kit.training.loops.intervals import (
     StepsPerLoop,
     next_stop,
 )
-from trainer_kit.training.loops.iterators import is_stopping
+from trainer_kit.training.loops.iterators import as_int32, is_stopping
 from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
 from trainer_kit.training.metric_set import to_numpy
 
@@ -227,10 +227,9 @@ class Controller:
         self._boundary_intervals = boundary_intervals
         self._phases = Phases(callbacks.times)
 
-        # The state of training loops. A number of steps is cached with its tensor.
+        # The state of training loops.
         self.planned_loop = LoopRange(0, 0)
         self._interrupted_loop = InterruptedLoop()
-        self._cached_steps = (0, tf.constant(0))
         # A callback of Keras may call run.stop after a batch. That ends the loop early, before the
         # request is taken.
         self._loop_checker = LoopChecker(
@@ -382,12 +381,6 @@ class Controller:
         steps = end - step
         self.callbacks.call("loop_begin", steps)
 
-        # Loops of one length get the same tensor.
-        cached_steps, steps_tensor = self._cached_steps
-        if steps != cached_steps:
-            steps_tensor = tf.constant(steps, tf.int32)
-            self._cached_steps = (steps, steps_tensor)
-
         start = time.perf_counter()
         # The data may end inside the loop, which then returns nothing.
         output: object = None
@@ -397,7 +390,7 @@ class Controller:
             tf.summary.record_if(records_summaries),
             self._loop_checker.catch_end_of_data(),
         ):
-            output = trainer.train(steps_tensor)
+            output = trainer.train(as_int32(steps))
         logs, reached = self._loop_checker.check_loop(step, end, output)
         self.run.step = reached
 
@@ -621,7 +614,9 @@ class Controller:
 
         # evaluation_end for the recorded evaluations that callbacks have not received
         if unannounced:
-            self.run.evaluation = Evaluation(step, tuple(unannounced), is_replayed=True)
+            self.run.evaluation = Evaluation(
+                step, ungroup_single_set(unannounced), tuple(unannounced), is_replayed=True
+            )
             self.callbacks.call("evaluation_end", ungroup_single_set(unannounced))
             if step == self.run.previous_stop_step:
                 # The record of the earlier start says that a callback ended it at this step. The
@@ -722,7 +717,10 @@ class Controller:
             if name != SINGLE_SET
         }
         path = manager.saved_path if step == manager.saved_step else None
-        self.run.evaluation = Evaluation(step, tuple(sets), seconds, seconds_of_sets, path)
+        own_logs = tf.nest.map_structure(to_numpy, logs)
+        self.run.evaluation = Evaluation(
+            step, own_logs, tuple(sets), seconds, seconds_of_sets, path
+        )
         merged_logs = {**other_logs, **logs}
         self.callbacks.call("evaluation_end", merged_logs)
 

@@ -729,35 +729,31 @@ class Evaluator(BaseTrainer):
         Args:
           aggregated_logs: The state that `eval_reduce` returned, if any. With several validation
             sets, a dict of states by name.
-        """
-        if self.validation.has_names:
-            states = dict(aggregated_logs or {})
-            logs: dict[str, Any] = {}
-            for name in self._results:
-                logs[name] = self._with_others(name, states.get(name))
-        else:
-            logs = self._with_others("", aggregated_logs)
-        self.restore_trained_weights()
-        return logs
-
-    def _with_others(self, name: str, state: Any) -> dict[str, Any]:
-        """Returns the logs of a validation set with those of all weights.
-
-        The logs of other weights than the main ones are nested under the names of the weights.
 
         Raises:
-          UsageError: when a metric has the name of weights.
+          UsageError: when a metric has the name of other weights that are evaluated, too.
         """
-        logs = self._compute_set_logs(name, state)
-        others = self._other_logs.get(name, {})
-        common_names = logs.keys() & others.keys()
-        if conflicts := ", ".join(sorted(common_names)):
-            raise UsageError(
-                f"the evaluation reports a metric called {conflicts}, "
-                "and ema.evaluate has weights of this name; "
-                "give the metric, or the average in ema.more_decays, another name"
-            )
-        return {**logs, **others}
+        # A single validation set has the name "", and its logs are not nested.
+        has_names = self.validation.has_names
+        states = dict(aggregated_logs or {}) if has_names else {"": aggregated_logs}
+        evaluated_names = list(self._results) if has_names else [""]
+
+        logs_by_set: dict[str, Any] = {}
+        for name in evaluated_names:
+            logs = self._compute_set_logs(name, states.get(name))
+            # Those of other weights than the main ones are nested under the names of the weights.
+            other_logs = self._other_logs.get(name, {})
+            common_names = logs.keys() & other_logs.keys()
+            if conflicts := ", ".join(sorted(common_names)):
+                raise UsageError(
+                    f"the evaluation reports a metric called {conflicts}, "
+                    "and ema.evaluate has weights of this name; "
+                    "give the metric, or the average in ema.more_decays, another name"
+                )
+            logs_by_set[name] = {**logs, **other_logs}
+
+        self.restore_trained_weights()
+        return logs_by_set if has_names else logs_by_set[""]
 
     def _compute_set_logs(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set with one kind of weights.

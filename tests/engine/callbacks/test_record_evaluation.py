@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -36,7 +37,7 @@ class _RecordedRun:
 
     def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:
         """Returns step, checkpoint, metrics and seconds of each record after an evaluation."""
-        self.run.evaluation = Evaluation(step, **evaluation)
+        self.run.evaluation = Evaluation(step, logs, **evaluation)
         self.callback.evaluation_end(self.run, logs)
         return [
             tuple(record[key] for key in ("step", "checkpoint", "metrics", "seconds"))
@@ -45,7 +46,7 @@ class _RecordedRun:
 
 
 def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
-    logs = {"accuracy": tf.constant(0.5), "best_accuracy": 0.75}
+    logs = {"accuracy": np.float32(0.5), "best_accuracy": 0.75}
     recorded = _RecordedRun(tmp_path).evaluate(
         10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10")
     )
@@ -55,7 +56,7 @@ def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
 
 def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> None:
     run = _RecordedRun(tmp_path, "dev", "test")
-    logs = {"dev": {"loss": 1.0, "best_loss": 0.5}, "test": {"loss": 2.0}}
+    logs = {"dev": {"loss": 1.0, "best_loss": 0.5}}
 
     recorded = run.evaluate(10, logs, sets=("dev",), seconds=9.0, seconds_of_sets={"dev": 3.0})
 
@@ -122,9 +123,10 @@ def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     reports = _Reports(sidecar)
     run = Run(SimpleNamespace(), str(tmp_path))
     callback = RecordSidecarEvaluation(sidecar, reports)
-    run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
+    logs = {"accuracy": np.float32(0.5), "best_accuracy": 0.75}
+    run.evaluation = Evaluation(10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
 
-    callback.evaluation_end(run, {"accuracy": tf.constant(0.5), "best_accuracy": 0.75})
+    callback.evaluation_end(run, logs)
 
     assert sidecar.get_evaluated_steps() == set()
 

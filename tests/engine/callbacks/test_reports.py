@@ -98,7 +98,7 @@ def test_evaluations_of_one_step_are_one_report() -> None:
         ("often", {"often": {"a": 1}}),
         ("rare", {"often": {"a": 1}, "rare": {"a": 2}}),
     ):
-        run.evaluation = Evaluation(50, (name,), 1.0, {name: 1.0})
+        run.evaluation = Evaluation(50, sets=(name,), seconds=1.0, seconds_of_sets={name: 1.0})
         reports.evaluation_end(run, logs)
 
     reports.boundary_end(run)
