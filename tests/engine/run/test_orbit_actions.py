@@ -51,7 +51,8 @@ def test_states_of_actions_are_saved_and_restored() -> None:
             text = trainer.state.python_state.variable.numpy()
         else:
             trainer.state.python_state.variable.assign(text)
-            trainer.state.python_state.load("")  # there are no arrays to read
+            no_arrays: Any = None
+            trainer.state.python_state.load(no_arrays)
 
     assert second.waited == 1
 

@@ -106,17 +106,17 @@ class PythonState:
             setattr(self.arrays, str(number), variable)
         return True
 
-    def load(self, path: str) -> None:
+    def load(self, graph: CheckpointGraph) -> None:
         """Restores all parts after the variable was restored. Runs eagerly, on the host.
 
         Args:
-          path: The prefix of the restored checkpoint, which contains the arrays.
+          graph: The restored checkpoint, which contains the arrays.
 
         Raises:
           StorageError: when the checkpoint cannot be read.
         """
         text = self.variable.numpy()
-        values = _decode(text, path)
+        values = _decode(text, graph)
         self._restore_parts(values)
 
     def clear(self) -> None:
@@ -135,8 +135,8 @@ class PythonState:
         for name, (_, restore_state) in self._parts.items():
             restore_state(values.get(name))
 
-    def load_part(self, path: str, name: str) -> None:
-        """Restores one part, if it exists here, from the checkpoint at `path`. Runs eagerly.
+    def load_part(self, graph: CheckpointGraph, name: str) -> None:
+        """Restores one part, if it exists here, from a checkpoint. Runs eagerly.
 
         Best weights contain no parts, and a warning says so.
 
@@ -145,15 +145,14 @@ class PythonState:
         """
         if name not in self._parts:
             return
-        graph = CheckpointGraph(path)
         has_state = _KEY in graph.shapes
         text = graph.value(_KEY) if has_state else b""
-        values = _decode(text, path)
+        values = _decode(text, graph)
         value = values.get(name)
         if value is None:
             _LOG.warning(
                 "the checkpoint %s holds no state of the %s; the %s is used as it is now",
-                path,
+                graph.prefix,
                 name,
                 name,
             )
@@ -180,8 +179,8 @@ def _encode(arrays: list[np.ndarray], value: object) -> object:
     return {_ARRAY: number}
 
 
-def _decode(text: bytes, path: str) -> dict[str, Any]:
-    """Returns the values of all parts from the JSON of the checkpoint at `path`, with its arrays.
+def _decode(text: bytes, graph: CheckpointGraph) -> dict[str, Any]:
+    """Returns the values of all parts from the JSON of a checkpoint, with its arrays.
 
     Raises:
       StorageError: when the checkpoint cannot be read.
@@ -195,7 +194,6 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
         if isinstance(value[_ARRAY], dict):
             return decode_array(value[_ARRAY])
         if not arrays:
-            graph = CheckpointGraph(path)
             keys = graph.get_section_keys(ARRAYS)
             for name, key in keys.items():
                 arrays[name] = graph.value(key)

@@ -86,13 +86,13 @@ class StepState:
         unrestored = self._saved_shapes.keys() - self._restored_names
         return any(name.startswith(_WRITTEN_PREFIX) for name in unrestored)
 
-    def restore(self, path: str | None) -> bool:
+    def restore(self, graph: CheckpointGraph | None) -> bool:
         """Restores the variables that exist.
 
         Variables that are added before the first step are restored as they are added.
 
         Args:
-          path: The prefix of the restored checkpoint, or None when there was none.
+          graph: What the restored checkpoint contains, or None when there was none.
 
         Returns:
           Whether variables were added.
@@ -100,7 +100,7 @@ class StepState:
         Raises:
           StorageError: when the checkpoint cannot be read.
         """
-        self._restore_path = path
+        self._restore_path = None if graph is None else graph.prefix
         # Values of an earlier checkpoint that no variable took
         for name in self._pending_variables:
             del self.variables[name]
@@ -109,8 +109,7 @@ class StepState:
         self._pending_variables = {}
 
         self._saved_shapes = {}
-        if path:
-            graph = CheckpointGraph(path)
+        if graph is not None:
             keys = graph.get_section_keys(STEP_STATE)
             self._saved_shapes = {name: graph.shapes[key] for name, key in keys.items()}
 

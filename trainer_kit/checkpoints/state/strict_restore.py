@@ -264,7 +264,9 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: Checkpoint
 
 
 def find_uncreated_variables(
-    checkpoint: tf.train.Checkpoint, path: str, optional_sections: Collection[str] = ()
+    checkpoint: tf.train.Checkpoint,
+    graph: CheckpointGraph,
+    optional_sections: Collection[str] = (),
 ) -> list[str]:
     """Returns the paths of saved variables that optimizers inside the model have not created yet.
 
@@ -274,15 +276,11 @@ def find_uncreated_variables(
 
     Args:
       checkpoint: The result of `create_training_checkpoint`.
-      path: The prefix of the files that it was restored from.
+      graph: What the files contain that it was restored from.
       optional_sections: See `restore`.
-
-    Raises:
-      StorageError: when the files are gone or damaged.
     """
     items = _items(checkpoint)
     required = {name: item for name, item in items.items() if name not in optional_sections}
-    graph = CheckpointGraph(path)
     target = tf.train.Checkpoint(**required)
     missing = find_missing_objects(graph, target)
     optimizer_paths = _select_optimizer_paths(missing)
@@ -300,7 +298,7 @@ def check_variables_created(
       UsageError: when optimizers inside the model lack saved variables.
       StorageError: when the files are gone or damaged.
     """
-    names = find_uncreated_variables(checkpoint, path, optional_sections)
+    names = find_uncreated_variables(checkpoint, CheckpointGraph(path), optional_sections)
     if names:
         rows = [(name, "not in this run", None, None) for name in names]
         raise _create_mismatch_error(path, format_differences(rows), allow_partial=True)

@@ -255,21 +255,22 @@ class TrainState:
           path: The checkpoint's prefix, or None when there was none. State that it does not contain
             starts from the beginning. The moving average starts at the weights.
         """
-        has_uncreated_variables = path is not None and find_uncreated_variables(
-            self.checkpoint, path, self.optional_sections
+        graph = None if path is None else CheckpointGraph(path)
+        has_uncreated_variables = graph is not None and find_uncreated_variables(
+            self.checkpoint, graph, self.optional_sections
         )
         self._partly_restored_path = path if has_uncreated_variables else None
 
-        self._restore_evaluation_state(path)
-        if path is None or not CheckpointGraph(path).has_section("run_state"):
+        self._restore_evaluation_state(graph)
+        if graph is None or not graph.has_section("run_state"):
             self.python_state.clear()
         else:
-            self.python_state.load(path)
+            self.python_state.load(graph)
 
-        if self._average is not None and path is None:
+        if graph is not None:
+            self._reset_missing_averages(graph)
+        elif self._average is not None:
             self._average.initialize()
-        else:
-            self._reset_missing_averages(path)
 
     def restore_weights(self, path: str) -> None:
         """Restores the state that an evaluation uses from a checkpoint of a run.
@@ -290,22 +291,23 @@ class TrainState:
             global_step=self._global_step, model=self._model, **items
         )
         restore(checkpoint, path, strict=False, optional_sections=self.optional_sections)
-        self._restore_evaluation_state(path)
-        self.python_state.load_part(path, "task")
-        self._reset_missing_averages(path)
+        graph = CheckpointGraph(path)
+        self._restore_evaluation_state(graph)
+        self.python_state.load_part(graph, "task")
+        self._reset_missing_averages(graph)
 
-    def _reset_missing_averages(self, path: str | None) -> None:
-        """Sets the averages that the checkpoint at `path` lacks to the weights.
+    def _reset_missing_averages(self, graph: CheckpointGraph) -> None:
+        """Sets the averages that a checkpoint lacks to the weights.
 
         Best weights lack all averages. A restore in part may lack those of some variables.
         """
-        if self._average is None or path is None:
+        if self._average is None:
             return
-        if not self.has_averages(path):
+        if not graph.has_section(self._average.section):
             self._average.reset()
             return
 
-        saved_shapes = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
+        saved_shapes = graph.shapes_by_name(NAME_DEPTH)
         sections: dict[str, tuple[str, Mapping[str, tf.Variable] | Optimizer]] = {
             AVERAGE: (self._average.section, self._average.variables)
         }
@@ -509,19 +511,18 @@ class TrainState:
             if error is not None:
                 _LOG.warning("a checkpoint was not written: %s", error)
 
-    def _restore_evaluation_state(self, path: str | None) -> None:
+    def _restore_evaluation_state(self, graph: CheckpointGraph | None) -> None:
         """Restores the state that an evaluation uses besides weights and average.
 
-        It is restored as far as both sides have it.
+        It is restored as far as both sides have it. None stands for a run without a checkpoint.
         """
-        has_grown = self.step_state.restore(path)
+        has_grown = self.step_state.restore(graph)
         self._after_variables_added(has_grown)
         if self._optimizer is None:
             self.step_state.report_unrestored()
-        if path is None:
+        if graph is None:
             return
 
-        graph = CheckpointGraph(path)
         for section, items in self._evaluation_sections.items():
             keys = graph.get_section_keys(section)
             saved_shapes = {name: graph.shapes[key] for name, key in keys.items()}
@@ -531,7 +532,7 @@ class TrainState:
                 if saved_shapes.get(name) == shape:
                     matching_items[name] = item
             if matching_items:
-                restore_section(path, section, matching_items)
+                restore_section(graph.prefix, section, matching_items)
 
     def _average_section(self) -> dict[str, Any]:
         if self._average is None:

@@ -15,10 +15,14 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.python_state import ARRAYS, PythonState
 from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.errors import UsageError
+
+# A state without arrays reads nothing but its variable.
+NO_ARRAYS: Any = None
 
 
 class _Part:
@@ -47,7 +51,7 @@ def _copy(source: PythonState, target: PythonState, folder: Path) -> None:
     sections = {"run_state": source.variable, ARRAYS: source.arrays}
     path = tf.train.Checkpoint(**sections).write(str(folder / "ckpt-1"))
     tf.train.Checkpoint(run_state=target.variable).read(path).expect_partial()
-    target.load(path)
+    target.load(CheckpointGraph(path))
 
 
 VALUES: dict[str, Any] = {
@@ -95,7 +99,7 @@ def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
     state = _create_state(part=part)
 
     state.store()
-    state.load("")
+    state.load(NO_ARRAYS)
     state.clear()
 
     assert part.given == [5, None]
@@ -109,7 +113,7 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
     state.add("part", lambda: second.value, second.put)
 
     state.store()
-    state.load("")
+    state.load(NO_ARRAYS)
 
     assert first.given == []
     assert second.given == [2]
@@ -159,7 +163,7 @@ def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
     earlier = {"dtype": "int16", "shape": [2, 1], "data": "AQACAA=="}
     state.variable.assign(json.dumps({"part": [{"trainer_kit/array": earlier}, 3]}))
 
-    state.load("")
+    state.load(NO_ARRAYS)
 
     assert _read_bits(read.value[0]) == _read_bits(np.array([[1], [2]], np.int16))
     assert read.value[1] == 3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.step_state import StepState
 
 
@@ -30,7 +31,7 @@ def test_what_is_added_after_the_first_step_gets_its_value(tmp_path: Path) -> No
     path = tf.train.Checkpoint(step_state=section).write(str(tmp_path / "ckpt-1"))
     task: Any = SimpleNamespace()
     state = StepState({"task": task})
-    state.restore(path)
+    state.restore(CheckpointGraph(path))
     state.end_restore(strict=False)
     task.made = tf.Variable(2.0)
 
@@ -48,7 +49,7 @@ def test_another_shape_is_reported_and_left_out(
     state = StepState({"task": SimpleNamespace(made=tf.Variable(2.0))})
     state.allow_partial = True
 
-    state.restore(path)
+    state.restore(CheckpointGraph(path))
     state.end_restore(strict=True)
 
     assert float(state.variables["task/made"]) == 2.0
