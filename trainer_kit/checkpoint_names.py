@@ -56,7 +56,11 @@ def complete_checkpoints(directory: str) -> dict[int, str]:
     Args:
       directory: A local folder. A missing one contains no checkpoints.
     """
-    names = os.listdir(directory) if os.path.isdir(directory) else []
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
     checkpoints = [
         checkpoint
         for name in names

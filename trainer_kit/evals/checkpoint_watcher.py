@@ -243,14 +243,15 @@ class CheckpointWatcher:
 
     def _describe_folder(self) -> str:
         """Describes the contents of the folder, for messages."""
-        if not os.path.isdir(self._directory):
-            return "the folder does not exist"
         steps = list(complete_checkpoints(self._directory))
         if steps:
             return f"the newest checkpoint, ckpt-{steps[-1]}, was already handled"
 
-        # The evaluation itself creates evals/.
-        names = sorted(set(os.listdir(self._directory)) - {"evals"})
+        try:
+            # The evaluation itself creates evals/.
+            names = sorted(set(os.listdir(self._directory)) - {"evals"})
+        except FileNotFoundError:
+            return "the folder does not exist"
         if not names:
             return "the folder is empty"
         return f"the folder holds no checkpoint, only {', '.join(names[:5])}"
