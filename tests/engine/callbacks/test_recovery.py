@@ -9,7 +9,8 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ import tensorflow as tf
 
 from tests.builders import curve, read_json, replicas
 from tests.engine.linear_task import SGD, LinearTask
+from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
 from trainer_kit.errors import DivergedError, PreemptedError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.runner import run_experiment
@@ -341,6 +343,21 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(
         "the divergence did not happen again step by step, so no batch is left out" in caplog.text
     )
     assert _are_checkpoints_finite(tmp_path)
+
+
+@pytest.mark.parametrize(("loss", "step"), [(5.0, None), (5.1, 1)])
+def test_a_loss_diverges_above_its_bound_and_not_at_it(loss: float, step: int | None) -> None:
+    trainer = SimpleNamespace(
+        strategy=tf.distribute.get_strategy(),
+        train=lambda steps: {"training_loss": loss},
+        state=SimpleNamespace(all_finite=lambda: True),
+        is_stop_requested=False,
+        register_state=lambda *parts: None,
+    )
+    options = TrainerConfig(loss_upper_bound=5.0, recovery_begin_steps=0)
+    recovery = Recovery(options, cast(Any, trainer), cast(Any, None))
+
+    assert recovery.find_diverging_step(0, 2) == step
 
 
 def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:

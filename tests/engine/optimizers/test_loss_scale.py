@@ -150,6 +150,15 @@ def test_a_loss_scaled_before_the_build_follows_the_scale() -> None:
     assert float(scaled()) == 4.0
 
 
+def test_an_optimizer_refuses_a_gradient_too_few() -> None:
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD())
+    variables = [keras.Variable(1.0), keras.Variable(2.0)]
+    optimizer.build(variables)
+
+    with pytest.raises(ValueError, match="longer"):
+        optimizer.apply([tf.constant(1.0)], variables)
+
+
 def test_keras_fit_trains_with_it() -> None:
     dense = keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")
     model = keras.Sequential([keras.Input((2,)), dense])

@@ -44,6 +44,7 @@ class _Average:
 class _Task:
     def __init__(self) -> None:
         self.seen = tf.Variable(0)
+        self.later: tf.Variable | None = None
 
 
 class _Module(tf.Module):  # type: ignore[misc]
@@ -140,6 +141,23 @@ def test_all_comes_back_from_any_of_several_asynchronous_saves(tmp_path: Path, k
         assert again.values() == run.values()
         assert again.note == {"step": number}
         assert again.average is None or again.average.resets == 0
+
+
+def test_a_save_that_failed_is_named_when_state_is_added(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(f"no room for {path}")
+
+    run = _Run()
+    options = tf.train.CheckpointOptions(enable_async=True, experimental_write_callbacks=[fail])
+    run.state.checkpoint.write(str(tmp_path / "ckpt-1"), options)
+    run.state.checkpoint.sync()
+
+    run.task.later = tf.Variable(1.0)
+    run.state.track_attributes([])
+
+    assert "a checkpoint was not written: no room for" in caplog.text
 
 
 def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
