@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,27 @@ def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
     assert _list_steps(kept) == [4, 8, 12, 16, 20, 24, 26]
     assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
     assert {report.total_steps for report in kept.reports} == {26}
+
+
+class _LoopEnds(Callback):
+    """Notes the steps at which loops end."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        self.steps.append(run.step)
+
+
+def test_a_loop_without_a_step_has_no_loop_end(tmp_path: Path) -> None:
+    # The data ends where a loop ends, so that the next loop finds nothing.
+    examples = 2 * STEPS_PER_LOOP
+    callback = _LoopEnds()
+    controller, _ = _create_controller(tmp_path, _Counter(examples), callbacks=[callback])
+
+    controller.train(-1)
+
+    assert callback.steps == [STEPS_PER_LOOP, examples]
 
 
 def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> None:

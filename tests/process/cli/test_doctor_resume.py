@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +164,42 @@ def test_the_real_command_is_run_and_its_failure_told(
         " called 'mine/smal'"
     )
     assert str(error.value).startswith(message)
+
+
+def test_kills_are_spread_over_the_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_steps: list[int] = []
+
+    def kill(
+        command: object, folder: Path, sent_signal: signal.Signals, step: int, seconds: float
+    ) -> doctor_resume.Kill:
+        kill_steps.append(step)
+        return doctor_resume.Kill(sent_signal, step, seconds, -9, step)
+
+    def read_last_step(folder: Path) -> int:
+        return 1000 if folder.name == "uninterrupted" else max(kill_steps, default=0)
+
+    log = tmp_path / "log.txt"
+    log.write_text("train | step 1\n" * 100)
+    for name, function in {
+        "_run_to_end": lambda command, folder: 1.0,
+        "_run_until_killed": kill,
+        "_last_step": read_last_step,
+        "_get_log_path": lambda folder: log,
+        "_print_last_kill": lambda kills, folder: [],
+        "_report_verdict": lambda *arguments: 0,
+    }.items():
+        monkeypatch.setattr(doctor_resume, name, function)
+
+    last_steps = []
+    for seed in range(20):
+        kill_steps.clear()
+        options = ["doctor", "resume", "digits", "--kills=10", f"--seed={seed}"]
+        doctor_resume._run_with_kills(build_parser().parse_args(options), tmp_path)
+        last_steps.append(kill_steps[-1])
+
+    assert sum(last_steps) / len(last_steps) > 800
 
 
 def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
