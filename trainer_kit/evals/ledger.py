@@ -162,7 +162,9 @@ class Ledger:
                 }
             )
             self._recorded_metrics[key] = values
-            self._size = os.path.getsize(self.path)
+            # There is no file if the folder was moved right after the line was written.
+            signature = _signature(self.path)
+            self._size = signature[1] if signature else 0
         return is_new
 
     def _warn_of_loss(self) -> None:
