@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -56,10 +57,11 @@ def complete_checkpoints(directory: str) -> dict[int, str]:
     Args:
       directory: A local folder. A missing one contains no checkpoints.
     """
-    try:
-        names = os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    names: list[str] = []
+    if os.path.isdir(directory):
+        # The folder may be moved in between.
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(directory)
 
     checkpoints = [
         checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,14 @@ def test_checkpoints_with_an_index_are_listed_in_order(tmp_path: Path) -> None:
     ]
     assert complete_checkpoints(str(tmp_path / "missing")) == {}
     assert complete_checkpoints(str(tmp_path / "other-9.index")) == {}
+
+
+def test_a_folder_that_is_moved_meanwhile_has_no_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_moved_folder(path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "listdir", list_moved_folder)
+
+    assert complete_checkpoints(str(tmp_path)) == {}

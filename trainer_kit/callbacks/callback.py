@@ -75,8 +75,8 @@ class Evaluation:
 
     Attributes:
       step: The global step of the evaluated weights.
-      logs: The metrics of the evaluated sets, as NumPy values. With several validation sets they
-        are nested under the names of the sets.
+      logs: The metrics of the evaluated sets, without what callbacks add to them. With several
+        validation sets they are nested under the names of the sets.
       sets: The names of the validation sets. A single set has the name "".
       seconds: The duration of the evaluation.
       seconds_of_sets: The duration for each of several validation sets, by name.
@@ -425,9 +425,8 @@ class Callback:
 
         Args:
           run: The run. `run.evaluation` tells more about the evaluation.
-          logs: All metrics of this step by name, those of earlier evaluations of other sets
-            included. With several validation sets, the metrics are nested under the names of the
-            sets.
+          logs: All metrics of this boundary by name. With several validation sets, the metrics are
+            nested under the names of the sets.
         """
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:

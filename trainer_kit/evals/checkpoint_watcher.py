@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -243,15 +244,16 @@ class CheckpointWatcher:
 
     def _describe_folder(self) -> str:
         """Describes the contents of the folder, for messages."""
+        if not os.path.isdir(self._directory):
+            return "the folder does not exist"
         steps = list(complete_checkpoints(self._directory))
         if steps:
             return f"the newest checkpoint, ckpt-{steps[-1]}, was already handled"
 
-        try:
-            # The evaluation itself creates evals/.
+        names: list[str] = []
+        # The folder may be moved in between. The evaluation itself creates evals/.
+        with contextlib.suppress(FileNotFoundError):
             names = sorted(set(os.listdir(self._directory)) - {"evals"})
-        except FileNotFoundError:
-            return "the folder does not exist"
         if not names:
             return "the folder is empty"
         return f"the folder holds no checkpoint, only {', '.join(names[:5])}"

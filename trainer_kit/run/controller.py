@@ -614,10 +614,11 @@ class Controller:
 
         # evaluation_end for the recorded evaluations that callbacks have not received
         if unannounced:
-            self.run.evaluation = Evaluation(
-                step, ungroup_single_set(unannounced), tuple(unannounced), is_replayed=True
-            )
-            self.callbacks.call("evaluation_end", ungroup_single_set(unannounced))
+            replayed_logs = ungroup_single_set(unannounced)
+            # Callbacks may change the logs that they receive.
+            own_logs = tf.nest.map_structure(to_numpy, replayed_logs)
+            self.run.evaluation = Evaluation(step, own_logs, tuple(unannounced), is_replayed=True)
+            self.callbacks.call("evaluation_end", replayed_logs)
             if step == self.run.previous_stop_step:
                 # The record of the earlier start says that a callback ended it at this step. The
                 # same logs have made the callback ask again. The run was started once more in order
@@ -717,6 +718,7 @@ class Controller:
             if name != SINGLE_SET
         }
         path = manager.saved_path if step == manager.saved_step else None
+        # Callbacks may change the logs that they receive.
         own_logs = tf.nest.map_structure(to_numpy, logs)
         self.run.evaluation = Evaluation(
             step, own_logs, tuple(sets), seconds, seconds_of_sets, path

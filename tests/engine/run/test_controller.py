@@ -584,6 +584,28 @@ class _SavesAgain(Callback):
         self.saved_steps.append(run.step)
 
 
+class _AddsToLogs(Callback):
+    """Adds a number to the logs of evaluations, and notes the evaluation's own logs."""
+
+    def __init__(self) -> None:
+        self.own_logs: list[dict[str, Any]] = []
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        logs["added"] = 1.0
+        assert run.evaluation is not None
+        self.own_logs.append(dict(run.evaluation.logs))
+
+
+def test_what_callbacks_add_is_not_in_an_evaluations_own_logs(tmp_path: Path) -> None:
+    callback = _AddsToLogs()
+    controller, _ = _create_controller(tmp_path, _Counter(), callbacks=[callback])
+
+    logs = controller.evaluate()
+
+    assert logs == {"accuracy": 0.5, "added": 1.0}
+    assert callback.own_logs == [{"accuracy": 0.5}]
+
+
 def test_an_evaluation_alone_saves_a_step_again_if_asked_to(tmp_path: Path) -> None:
     callback = _SavesAgain()
     controller, _ = _create_controller(tmp_path, _Counter(), callbacks=[callback])
