@@ -119,7 +119,8 @@ class CheckpointWatcher:
         self._queued_steps: set[int] = set()
         # Prefixes of checkpoints that another run saved
         self._foreign_prefixes: set[str] = set()
-        self.unevaluated_count = 0
+        # How many checkpoints were skipped or lost
+        self._unevaluated_count = 0
 
     def follow(
         self,
@@ -211,13 +212,13 @@ class CheckpointWatcher:
             skipped_steps = steps[:-1]
             steps = steps[-1:]
             self._handled_steps |= set(skipped_steps)
-            self.unevaluated_count += len(skipped_steps)
+            self._unevaluated_count += len(skipped_steps)
             if skipped_steps:
                 _LOG.info(
                     "skipped: %s; a newer checkpoint exists "
                     "(trainer.continuous_eval.policy=latest; %d skipped in all)",
                     ", ".join(f"ckpt-{step}" for step in skipped_steps),
-                    self.unevaluated_count,
+                    self._unevaluated_count,
                 )
 
         self._queued_steps = set(steps)
@@ -233,13 +234,13 @@ class CheckpointWatcher:
 
     def _report_lost(self, steps: set[int]) -> None:
         self._handled_steps |= steps
-        self.unevaluated_count += len(steps)
+        self._unevaluated_count += len(steps)
         if steps:
             _LOG.warning(
                 "%s: removed before evaluation (%d in all); the run keeps at most "
                 "trainer.continuous_eval.max_wait_checkpoints checkpoints for evaluations",
                 ", ".join(f"ckpt-{step}" for step in sorted(steps)),
-                self.unevaluated_count,
+                self._unevaluated_count,
             )
 
     def _describe_folder(self) -> str:

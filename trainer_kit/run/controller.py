@@ -701,8 +701,7 @@ class Controller:
         ):
             # Evaluators with a single set need not have the parameter `sets`.
             options = {} if SINGLE_SET in sets else {"sets": list(sets)}
-            steps_tensor = tf.constant(steps, tf.int32)
-            logs = dict(evaluator.evaluate(steps_tensor, **options) or {})
+            logs = dict(evaluator.evaluate(as_int32(steps), **options) or {})
         seconds = time.perf_counter() - start
         if self.should_stop:
             # The evaluation may have been cut short.

@@ -731,7 +731,7 @@ class Evaluator(BaseTrainer):
             sets, a dict of states by name.
 
         Raises:
-          UsageError: when a metric has the name of other weights that are evaluated, too.
+          UsageError: when a metric has the name of weights in ema.evaluate.
         """
         # A single validation set has the name "", and its logs are not nested.
         has_names = self.validation.has_names
@@ -741,7 +741,7 @@ class Evaluator(BaseTrainer):
         logs_by_set: dict[str, Any] = {}
         for name in evaluated_names:
             logs = self._compute_set_logs(name, states.get(name))
-            # Those of other weights than the main ones are nested under the names of the weights.
+            # The logs of other weights are nested under the names of these weights.
             other_logs = self._other_logs.get(name, {})
             common_names = logs.keys() & other_logs.keys()
             if conflicts := ", ".join(sorted(common_names)):

@@ -28,7 +28,7 @@ from trainer_kit.checkpoints.state.object_graph import (
     parse_attribute_path,
 )
 from trainer_kit.checkpoints.state.python_state import ARRAYS
-from trainer_kit.checkpoints.state.step_state import STEP_STATE as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import STEP_STATE
 from trainer_kit.checkpoints.state.variable_names import (
     item_variables,
     model_variables,

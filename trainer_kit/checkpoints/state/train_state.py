@@ -20,8 +20,12 @@ from trainer_kit.checkpoints.state.random_state import (
     task_state,
     untracked_model_state,
 )
-from trainer_kit.checkpoints.state.step_state import STEP_STATE as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import StepState, get_handle_ids, restore_section
+from trainer_kit.checkpoints.state.step_state import (
+    STEP_STATE,
+    StepState,
+    get_handle_ids,
+    restore_section,
+)
 from trainer_kit.checkpoints.state.strict_restore import (
     NAME_DEPTH,
     OMITTABLE_SECTIONS,
