@@ -186,11 +186,11 @@ def restricted_libraries(sources: Sequence[SourceFile]) -> list[str]:
 
 
 def single_tf_keras_importer(sources: Sequence[SourceFile]) -> list[str]:
-    """Outside compat.model_garden at most one module, a small one, imports tf_keras."""
+    """Outside of the doors at most one module, a small one, imports tf_keras."""
     users = [
         source
         for source in _select_package_sources(sources)
-        if not is_within(source.module, f"{PACKAGE}.compat.model_garden")
+        if not is_within(source.module, f"{PACKAGE}.compat")
         and any(is_within(item.target, "tf_keras") for item in list_imports(source))
     ]
     large = [source.module for source in users if source.code_lines > RECOGNISER_LINES]

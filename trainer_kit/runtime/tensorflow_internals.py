@@ -303,6 +303,8 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
         return seeds[key]
 
     def replace(name: str) -> Callable[..., tf.Tensor]:
+        # A block inside another one wraps the functions of that one.
+        @functools.wraps(functions[name])
         def draw(
             *arguments: Any, seed: int | None = 0, seed2: int | None = 0, **options: Any
         ) -> tf.Tensor:
@@ -335,6 +337,96 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
         function_context.make_function_context = make_context
         for name, function in functions.items():
             setattr(gen_random_ops, name, function)
+
+
+def get_resource_variable_class() -> type:
+    """Returns the class of the variables that TensorFlow 2 creates on one device.
+
+    `tf.Variable` is an abstract class, whose constructor cannot be used by a subclass. Without the
+    name the class of a new variable is taken.
+    """
+    try:
+        from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+        return ResourceVariable
+    except ImportError:
+        with tf.init_scope():
+            return type(tf.Variable(0.0, trainable=False))
+
+
+def compare_tensors_by_identity(graph: tf.Graph) -> None:
+    """Makes the tensors of a graph hashable, and `==` between them a comparison of objects.
+
+    `tf.compat.v1.disable_tensor_equality` does this for the whole process, in which Keras and other
+    code then fail. Only tensors of this graph change, so the rest of the process keeps the
+    operators of TensorFlow 2.
+    """
+    graph.compares_by_identity = True
+    if getattr(tf.Tensor, "compares_by_identity", False):
+        return
+
+    tensor_hash = tf.Tensor.__hash__
+    tensor_equal = tf.Tensor.__eq__
+    tensor_not_equal = tf.Tensor.__ne__
+
+    def is_compared(tensor: tf.Tensor) -> bool:
+        # An eager tensor has no graph, and raises an AttributeError.
+        graph = getattr(tensor, "graph", None)
+        while graph is not None:
+            if getattr(graph, "compares_by_identity", False):
+                return True
+            graph = getattr(graph, "outer_graph", None)
+        return False
+
+    def compute_hash(self: tf.Tensor) -> int:
+        return id(self) if is_compared(self) else tensor_hash(self)
+
+    def equal(self: tf.Tensor, other: object) -> Any:
+        return self is other if is_compared(self) else tensor_equal(self, other)
+
+    def not_equal(self: tf.Tensor, other: object) -> Any:
+        return self is not other if is_compared(self) else tensor_not_equal(self, other)
+
+    tf.Tensor.compares_by_identity = True
+    tf.Tensor.__hash__ = compute_hash
+    tf.Tensor.__eq__ = equal
+    tf.Tensor.__ne__ = not_equal
+
+
+def freeze_function(
+    function: Any, variables: Sequence[tf.Variable], operations: Sequence[str]
+) -> Any:
+    """Returns the graph of a ConcreteFunction as a GraphDef whose variables are constants.
+
+    Runs eagerly, on the host. The public `tf.compat.v1.graph_util` only converts variables of
+    sessions. Without the name nothing can be exported.
+
+    Args:
+      function: The function.
+      variables: Its variables, and any others.
+      operations: The names of the operations to keep, along with what they depend on.
+
+    Raises:
+      UsageError: when this TensorFlow cannot do it.
+    """
+    try:
+        from tensorflow.python.framework.convert_to_constants import (
+            convert_variables_to_constants_v2,
+        )
+    except ImportError as error:
+        raise UsageError(
+            f"TensorFlow {tf.__version__} cannot export a graph with its variables ({error}); save"
+            " a checkpoint instead"
+        ) from error
+    # A function that was cut out of another one does not know its variables.
+    captured_ids = {id(tensor) for tensor in function.captured_inputs}
+    function.graph.variables = [
+        variable for variable in variables if id(variable.handle) in captured_ids
+    ]
+    with tf.init_scope():
+        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    graph_def = frozen.graph.as_graph_def()
+    return tf.compat.v1.graph_util.extract_sub_graph(graph_def, list(operations))
 
 
 def _is_inside(graph: tf.Graph | None, outer: tf.Graph) -> bool:

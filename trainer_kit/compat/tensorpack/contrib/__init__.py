@@ -1,0 +1,1 @@
+"""`tensorpack.contrib`, which has models of Keras only."""

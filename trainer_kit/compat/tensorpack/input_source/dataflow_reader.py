@@ -1,0 +1,268 @@
+"""DataflowReader: reads a dataflow pass by pass, so that a resumed run continues at its place."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.compat.tensorpack.dataflow import DataFlow, DataFromQueue, RepeatedData
+from trainer_kit.compat.tensorpack.dataflow.imgaug import ImageAugmentor
+from trainer_kit.compat.tensorpack.program_errors import name_user_line
+from trainer_kit.compat.tensorpack.utils import logger
+from trainer_kit.errors import DataError
+
+_READ_AHEAD = 50
+
+
+class DataflowReader:
+    """Reads a dataflow. Each pass draws from generators that are seeded by its number.
+
+    Args:
+      dataflow: The dataflow.
+      is_infinite: Whether another pass follows the last one.
+      reads_ahead: Whether a thread reads ahead.
+    """
+
+    def __init__(self, dataflow: DataFlow, *, is_infinite: bool, reads_ahead: bool) -> None:
+        is_repeated = isinstance(dataflow, RepeatedData) and dataflow.num == -1
+        self._dataflow = dataflow.ds if is_repeated else dataflow
+        self._is_infinite = is_infinite or is_repeated
+        self._reads_ahead = reads_ahead
+        self._is_reset = False
+        self._has_started = False
+        self._pass = 0
+        self._index = 0
+        self._datapoints: Iterator[tuple[int, int, Any]] | None = None
+
+    @property
+    def ready_count(self) -> int:
+        """The number of datapoints that were read ahead."""
+        return self._datapoints.ready_count if isinstance(self._datapoints, ReadAhead) else 0
+
+    def reset_dataflow(self) -> None:
+        """Calls the dataflow's reset_state, once."""
+        if not self._is_reset:
+            self._is_reset = True
+            self._dataflow.reset_state()
+
+    def restart(self) -> None:
+        """Begins with the first pass again. The first call keeps the place of a checkpoint."""
+        if self._has_started:
+            self._pass = 0
+            self._index = 0
+        self._has_started = True
+        self._close()
+
+    def state(self) -> list[int]:
+        """Returns the place: the number of the pass, and of datapoints that were taken in it."""
+        return [self._pass, self._index]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """Continues at a place."""
+        self._pass, self._index = state
+        self._close()
+
+    def next_components(self, names: Sequence[str]) -> list[Any]:
+        """Returns the components of the next datapoint, in the order of the inputs.
+
+        Args:
+          names: The names of the inputs.
+
+        Raises:
+          DataError: When the number of components is not that of the inputs, or the dataflow ends
+            before its length.
+          OutOfRangeError: At the end of a dataflow that is not infinite.
+        """
+        if self._datapoints is None:
+            self.reset_dataflow()
+            self._datapoints = self._read()
+            if self._reads_ahead:
+                self._datapoints = ReadAhead(self._datapoints)
+        try:
+            pass_number, index, datapoint = next(self._datapoints)
+        except StopIteration:
+            self._datapoints = None
+            message = f"{type(self._dataflow).__name__} has ended"
+            raise tf.errors.OutOfRangeError(None, None, message) from None
+        except BaseException:
+            # The thread that reads ahead has ended.
+            self._datapoints = None
+            raise
+        self._pass = pass_number
+        self._index = index + 1
+
+        if isinstance(datapoint, Mapping):
+            base_names = [name.rpartition("/")[2] for name in names]
+            datapoint = [datapoint[name] for name in base_names]
+        if len(datapoint) != len(names):
+            message = (
+                f"a datapoint of {type(self._dataflow).__name__} has {len(datapoint)} components,"
+                f" and the model has {len(names)} inputs ({', '.join(names)}); yield one component"
+                " for each input"
+            )
+            raise DataError(name_user_line(message))
+        return list(datapoint)
+
+    def _read(self) -> Iterator[tuple[int, int, Any]]:
+        """Yields (number of the pass, index, datapoint) from the place on."""
+        pass_number = self._pass
+        # The datapoints of a queue are gone once they are taken.
+        is_queue = isinstance(self._dataflow, DataFromQueue)
+        first = 0 if is_queue else self._index
+        while True:
+            seed_generators(self._dataflow, pass_number)
+            count = 0
+            datapoints: Iterator[Any] = iter(self._dataflow)
+            if not self._reads_ahead:
+                datapoints = read_with_own_generators(datapoints, pass_number)
+            elif not is_queue:
+                # Another thread may draw at any moment, so the global generators stay shared.
+                np.random.seed(_compute_seed("numpy", pass_number))
+                random.seed(_compute_seed("python", pass_number))
+            for datapoint in datapoints:
+                if count >= first:
+                    yield pass_number, count, datapoint
+                count += 1
+            self._check_length(count)
+            if not self._is_infinite:
+                return
+            pass_number += 1
+            first = 0
+
+    def _check_length(self, count: int) -> None:
+        name = type(self._dataflow).__name__
+        if count == 0:
+            raise DataError(f"{name} has no datapoint; check its source")
+        try:
+            length = len(self._dataflow)
+        except NotImplementedError:
+            return
+        if count < length and not self._is_infinite:
+            message = (
+                f"{name} ended after {count} datapoints, and its __len__() returns {length}; the"
+                " two have to be the same"
+            )
+            raise DataError(name_user_line(message))
+        if count != length:
+            logger.warn(
+                f"{name}.__len__() returns {length}, and a pass had {count} datapoints; the two"
+                " have to be the same, or epochs and evaluations count wrong"
+            )
+
+    def _close(self) -> None:
+        if isinstance(self._datapoints, ReadAhead):
+            self._datapoints.close()
+        self._datapoints = None
+
+
+class ReadAhead:
+    """Reads an iterator ahead in a thread.
+
+    Args:
+      items: The iterator.
+    """
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._queue: queue.Queue[Any] = queue.Queue(_READ_AHEAD)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="QueueInput", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready_count(self) -> int:
+        """The number of items that were read ahead."""
+        return self._queue.qsize()
+
+    def __iter__(self) -> ReadAhead:
+        return self
+
+    def __next__(self) -> Any:
+        item, error = self._queue.get()
+        if error is not None:
+            raise error
+        return item
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._is_closed.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                if self._is_closed.is_set():
+                    return
+                self._queue.put((item, None))
+            self._queue.put((None, StopIteration()))
+        except BaseException as error:
+            # The thread that takes the item raises it.
+            self._queue.put((None, error))
+
+
+def read_with_own_generators(datapoints: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yields the datapoints of a pass, which draw from their own NumPy and Python generators.
+
+    The global generators belong to the whole process. Here they have the state of this pass while
+    a datapoint is made, so that what is drawn between two datapoints changes nothing. Runs in the
+    main thread.
+
+    Args:
+      datapoints: The datapoints.
+      number: The number of the pass.
+    """
+    numpy_state = np.random.RandomState(_compute_seed("numpy", number)).get_state()
+    python_state = random.Random(_compute_seed("python", number)).getstate()
+    while True:
+        outer_numpy_state = np.random.get_state()
+        outer_python_state = random.getstate()
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        try:
+            datapoint = next(datapoints)
+        except StopIteration:
+            return
+        finally:
+            numpy_state = np.random.get_state()
+            python_state = random.getstate()
+            np.random.set_state(outer_numpy_state)
+            random.setstate(outer_python_state)
+        yield datapoint
+
+
+def seed_generators(dataflow: DataFlow, number: int) -> None:
+    """Seeds the generators in the attributes of a dataflow for a pass.
+
+    Args:
+      dataflow: The dataflow. Its inner dataflows and augmentors are searched for attributes that
+        are np.random.RandomState.
+      number: The number of the pass.
+    """
+    visited: set[int] = set()
+    waiting: list[tuple[str, Any]] = [("", dataflow)]
+    while waiting:
+        path, item = waiting.pop()
+        if id(item) in visited:
+            continue
+        visited.add(id(item))
+        if isinstance(item, np.random.RandomState):
+            item.seed(_compute_seed(path, number))
+        elif isinstance(item, (list, tuple)) and len(item) < 100:
+            waiting += [(f"{path}/{index}", child) for index, child in enumerate(item)]
+        elif isinstance(item, (DataFlow, ImageAugmentor)):
+            waiting += [(f"{path}/{name}", child) for name, child in sorted(vars(item).items())]
+
+
+def _compute_seed(path: str, number: int) -> int:
+    return zlib.crc32(f"{path} {number}".encode())
