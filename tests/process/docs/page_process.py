@@ -90,6 +90,7 @@ def _as_if_new(folder: str) -> Iterator[None]:
     from absl import flags
 
     from tests.builders import restore_registries
+    from tests.tensorpack_state import reset_tensorpack
     from trainer_kit.config.experiment_registry import experiments
 
     argv = sys.argv
@@ -107,6 +108,7 @@ def _as_if_new(folder: str) -> Iterator[None]:
         with restore_registries(experiments, empty=True):
             yield
     finally:
+        reset_tensorpack()
         sys.argv = argv
         sys.path[:] = path
         for name in {*os.environ} - {*environment}:

@@ -1,0 +1,62 @@
+"""A checkpoint of the real package, which a process of its own has written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trainer_kit.compat.tensorpack.tfutils.varmanip import load_checkpoint_vars
+
+from tests.engine.compat.tensorpack.programs import classifier
+from trainer_kit.compat.tensorpack import (
+    ChainInit,
+    SaverRestore,
+    SaverRestoreRelaxed,
+    SmartInit,
+    tfv1,
+)
+from trainer_kit.compat.tensorpack.installed_package import DOOR
+
+
+@pytest.fixture(scope="module")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two epochs of the real package."""
+    folder = tmp_path_factory.mktemp("real") / "run"
+    command = [sys.executable, "-W", "ignore", classifier.__file__, str(folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    return folder
+
+
+def test_real_checkpoint_predicts_the_same_digits(real_run: Path) -> None:
+    program = classifier.Program(DOOR, tfv1)
+    stored = np.load(real_run / "predictions.npz")
+    path = str(real_run / "model-4")
+    values = load_checkpoint_vars(path)
+    np.savez(real_run / "values.npz", **values)
+
+    for source in [
+        SmartInit(path),
+        SaverRestore(f"{path}.index"),
+        SaverRestoreRelaxed(path),
+        SmartInit(str(real_run / "values.npz")),
+        ChainInit([SmartInit(str(real_run / "checkpoint")), SmartInit(values)]),
+    ]:
+        logits, cost = program.build_predictor(source)(classifier.IMAGES, classifier.LABELS)
+        np.testing.assert_array_equal(logits, stored["logits"])
+        np.testing.assert_array_equal(cost, stored["cost"])
+
+
+def test_training_continues_from_real_checkpoint(real_run: Path, tmp_path: Path) -> None:
+    program = classifier.Program(DOOR, tfv1)
+
+    program.train(str(tmp_path / "run"), 1, [], SmartInit(str(real_run / "model-4")))
+
+    # The second epoch of the real package.
+    expected = load_checkpoint_vars(str(real_run / "model-8"))
+    actual = load_checkpoint_vars(str(tmp_path / "run"))
+    assert expected.keys() <= actual.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
