@@ -12,6 +12,7 @@ import trainer_kit.compat.tensorpack.callbacks.monitor as monitor
 import trainer_kit.compat.tensorpack.tfutils.optimizer as optimizer
 import trainer_kit.compat.tensorpack.tfutils.summary as summary
 from trainer_kit.compat.tensorpack import tfv1
+from trainer_kit.compat.tensorpack.input_source.input_source_base import ProxyInputSource
 from trainer_kit.compat.tensorpack.models.linearwrap import LinearWrap
 from trainer_kit.compat.tensorpack.tfutils.gradproc import FilterNoneGrad
 
@@ -73,6 +74,15 @@ def apply_accumulated_gradients(
     return tf.group(update, name=name)
 
 
+def get_inner_callbacks(self: ProxyInputSource) -> list[Any]:
+    """Returns the callbacks of an input that a proxy contains, without the one that restarts it.
+
+    The original has it twice, and the second one would drop the place of a checkpoint.
+    """
+    callbacks: list[Any] = self._input._get_callbacks()
+    return callbacks
+
+
 class TensorFlowFunctions(LinearWrap._TFModuleFunc):
     """The functions of `LinearWrap(x).tf`, which are those of TensorFlow 1."""
 
@@ -83,6 +93,7 @@ class TensorFlowFunctions(LinearWrap._TFModuleFunc):
 def mend_functions() -> None:
     """Sets the functions in the modules of the installed package."""
     LinearWrap._TFModuleFunc = TensorFlowFunctions
+    ProxyInputSource._get_callbacks = get_inner_callbacks
     for module in (summary, monitor):
         module.create_image_summary = create_image_summary
     optimizer.AccumGradOptimizer.apply_gradients = apply_accumulated_gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from trainer_kit.compat.tensorpack import (
     MinSaver,
     ModelDesc,
     PeriodicTrigger,
+    QueueInput,
     ScalarStats,
     SimpleTrainer,
     StopTraining,
+    SyncMultiGPUTrainerReplicated,
     TrainConfig,
     launch_train_with_config,
     logger,
@@ -55,9 +58,11 @@ class Model(ModelDesc):
         return tf.train.GradientDescentOptimizer(0.001)
 
 
-def train(folder: Path, *callbacks: Callback, **options: object) -> SimpleTrainer:
+def train(
+    folder: Path, *callbacks: Callback, trainer: Any = None, **options: object
+) -> SimpleTrainer:
     logger.set_logger_dir(str(folder))
-    trainer = SimpleTrainer()
+    trainer = trainer or SimpleTrainer()
     arguments = {"data": FeedInput(Points()), "steps_per_epoch": 3, "max_epoch": 4, **options}
     config = TrainConfig(model=Model(), callbacks=list(callbacks), **arguments)
     launch_train_with_config(config, trainer)
@@ -122,6 +127,22 @@ def test_a_run_keeps_its_first_epoch(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"starting_epoch=3: the run .* began with epoch 1"):
         train(tmp_path, starting_epoch=3)
+
+
+@pytest.mark.parametrize("trainer_class", [SimpleTrainer, SyncMultiGPUTrainerReplicated])
+def test_a_resumed_run_continues_inside_a_pass(tmp_path: Path, trainer_class: Any) -> None:
+    weights = []
+    for epochs in ([3], [1, 3]):
+        folder = tmp_path / f"{len(epochs)}"
+        for max_epoch in epochs:
+            tf.reset_default_graph()
+            towers = [] if trainer_class is SimpleTrainer else [2]
+            trainer = trainer_class(*towers)
+            data = QueueInput(Points())
+            train(folder, trainer=trainer, data=data, steps_per_epoch=4, max_epoch=max_epoch)
+        weights.append(trainer.sess.run("linear/W:0").tolist())
+
+    assert weights[0] == weights[1]
 
 
 def test_an_initializer_takes_a_fed_value() -> None:

@@ -264,7 +264,7 @@ class TFDatasetInput(FeedfreeInput):
         return self._queue.get_input_tensors()
 
     def _get_callbacks(self) -> list[Any]:
-        return self._queue.get_callbacks()
+        return self._queue._get_callbacks()
 
     def _reset_state(self) -> None:
         self._queue.reset_state()
