@@ -53,8 +53,14 @@ class UnknownTensorError(UsageError, KeyError):
 
     def __str__(self) -> str:
         # Tensorpack tries names and catches this error, so the search waits for a reader.
+        wanted = self._name.split(":")[0].rpartition("/")[2]
         names = [operation.name for operation in self._graph.get_operations()]
-        advice = suggest_names(self._name.split(":")[0], names)
+        near_names = []
+        for name in names:
+            last_part = name.rpartition("/")[2]
+            if last_part and (wanted.startswith(last_part) or last_part.startswith(wanted)):
+                near_names.append(name)
+        advice = suggest_names(self._name.split(":")[0], near_names or names, max_listed=5)
         return f"{self._place}the graph has no tensor {self._name!r}; {advice}"
 
 
