@@ -7,7 +7,11 @@ from typing import Any
 
 from trainer_kit.compat.tensorpack.callbacks.base import Callback
 from trainer_kit.compat.tensorpack.callbacks.graph import RunOp
-from trainer_kit.compat.tensorpack.callbacks.param import GraphVarParam, HyperParamSetter
+from trainer_kit.compat.tensorpack.callbacks.param import (
+    GraphVarParam,
+    HyperParamSetter,
+    ScheduledHyperParamSetter,
+)
 from trainer_kit.compat.tensorpack.callbacks.trigger import PeriodicTrigger
 
 # The attributes that decide what a callback does next, by class. Others follow from the program.
@@ -53,8 +57,12 @@ def restore_states(callbacks: Iterable[Callback], states: Mapping[str, Any]) -> 
                 setattr(callback, name, _from_json(state[name], current))
         if _sets_attribute(callback):
             callback.param.set_value(state["param"])
-        if isinstance(callback, (HyperParamSetter, RunOp)):
-            callback._before_train = lambda: None
+        if isinstance(callback, HyperParamSetter):
+            callback._enable_before_train = False
+        if isinstance(callback, ScheduledHyperParamSetter):
+            callback._set_at_beginning = False
+        if isinstance(callback, RunOp):
+            callback.run_before = False
         if isinstance(callback, PeriodicTrigger):
             callback._do_before_train = False
 

@@ -128,8 +128,7 @@ def original_name(door: types.ModuleType) -> Iterator[None]:
 def restore_old_names() -> None:
     """Gives the modules that need them the names that NumPy 2 and TensorFlow 2 have removed."""
     old_numpy = types.ModuleType("numpy")
-    old_numpy.__getattr__ = lambda name: getattr(np, name)  # type: ignore[method-assign]
-    vars(old_numpy).update(_OLD_NUMPY)
+    vars(old_numpy).update({**vars(np), **_OLD_NUMPY})
     for name in _USES_OLD_NUMPY:
         module: Any = importlib.import_module(f"{DOOR}.{name}")
         module.np = old_numpy

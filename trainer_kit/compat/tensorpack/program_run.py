@@ -32,18 +32,18 @@ class CapturedProgram(BaseException):
         self.trainer = trainer
 
 
-_captures = 0
+_is_capturing = False
 
 
 @contextlib.contextmanager
 def capture_programs() -> Iterator[None]:
     """A context in which a program stops with CapturedProgram where its training would begin."""
-    global _captures
-    _captures += 1
+    global _is_capturing
+    _is_capturing = True
     try:
         yield
     finally:
-        _captures -= 1
+        _is_capturing = False
 
 
 def run_program(trainer: Trainer) -> None:
@@ -55,7 +55,7 @@ def run_program(trainer: Trainer) -> None:
       CapturedProgram: In `capture_programs`, instead of the training.
       SystemExit: When SIGTERM (code 75) or Ctrl-C stopped the run, after it saved.
     """
-    if _captures:
+    if _is_capturing:
         raise CapturedProgram(trainer)
     from trainer_kit.compat.tensorpack.program_task import ProgramTask
     from trainer_kit.compat.tensorpack.utils import logger

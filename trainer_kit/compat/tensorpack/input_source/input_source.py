@@ -125,9 +125,6 @@ class FeedInput(_DataflowInput):
 class FeedfreeInput(InputSource):
     """The base of inputs that give each tower its own datapoint."""
 
-    def _reset_state(self) -> None:
-        """Does nothing."""
-
 
 class QueueInput(_DataflowInput, FeedfreeInput):
     """Reads a dataflow ahead in a thread. Each tower gets its own datapoint.
@@ -312,6 +309,3 @@ class StagingInput(ProxyInputSource, FeedfreeInput):
 
     def __init__(self, input: InputSource, nr_stage: int = 1, device: Any = None) -> None:
         super().__init__(input)
-
-    def _reset_state(self) -> None:
-        self._input.reset_state()
