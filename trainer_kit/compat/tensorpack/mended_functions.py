@@ -1,4 +1,4 @@
-"""Functions of Tensorpack that fail with TensorFlow 2 or NumPy 2, written anew."""
+"""Functions of Tensorpack that fail with TensorFlow 2 or NumPy 2, with replacements."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class ProgramGraph:
         """A context in eager mode, for the engine, whose variables are not those of the program.
 
         Optimizers of TensorFlow 1 create their slots under tf.init_scope, so eager mode alone does
-        not tell whose a variable is.
+        not show whose a variable is.
         """
         with tf.init_scope():
             self._is_building = False

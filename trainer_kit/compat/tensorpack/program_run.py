@@ -95,7 +95,7 @@ def build_config(trainer: Trainer) -> ExperimentConfig:
         "checkpoint_interval": steps,
         # Callbacks ask for the other evaluations.
         "validation_interval": trainer.loop.total_steps,
-        # Tensorpack goes on with a loss that is not finite.
+        # Tensorpack continues with a loss that is not finite.
         "recovery_max_trials": -1,
     }
     for callback in trainer.inner_callbacks():

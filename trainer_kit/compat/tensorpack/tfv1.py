@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 # tf.keras is Keras 3, whose initializers draw from Python's generator, and TensorFlow refuses
-# tf.compat.v1.layers beside it. tf_keras has kept both as TensorFlow 1 had them.
+# tf.compat.v1.layers with Keras 3. tf_keras has kept both as TensorFlow 1 had them.
 from tf_keras.api._v1 import keras  # noqa: F401
 from tf_keras.api._v1.keras.__internal__.legacy import layers as layers
 from tf_keras.api._v1.keras.__internal__.legacy import rnn_cell
@@ -145,7 +145,7 @@ def _build_contrib() -> _Contrib:
     return _Contrib("tfv1.contrib", layers=layers, rnn=rnn)
 
 
-# The names that differ from those of tf.compat.v1, beside keras, layers and Session.
+# The names that differ from those of tf.compat.v1. keras, layers and Session differ too.
 InteractiveSession = Session
 data = ModuleView("tfv1.data", tf.compat.v1.data)
 initializers = ModuleView("tfv1.initializers", tf.compat.v1.initializers)

@@ -1,4 +1,4 @@
-"""A checkpoint of the real package, which a process of its own has written."""
+"""A checkpoint of the real package, which a separate process has written."""
 
 from __future__ import annotations
 

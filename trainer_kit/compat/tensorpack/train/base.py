@@ -327,7 +327,7 @@ class Trainer:
             except (StopTraining, tf.errors.OutOfRangeError) as error:
                 self.stop_reason = str(error) or "a callback raised StopTraining"
             except StopIteration as error:
-                # The engine would take it for the end of its own data.
+                # The engine would take it for the end of the engine data.
                 raise RuntimeError("a step or a callback has raised StopIteration") from error
         return self._step - step
 
@@ -396,7 +396,7 @@ class Trainer:
         """Returns the statistics of all InferenceRunners with the weights of a step.
 
         Runs on the host. If they have run at this step, nothing is run again. An evaluation that
-        the program itself does not run is not in its statistics, and draws no numbers of its own.
+        the program itself does not run is not in its statistics, and changes no random numbers.
         """
         runners = self.scalars.select_missing(self.inference_runners(), step)
         if not runners:

@@ -1,4 +1,4 @@
-"""A GAN with two optimizers in a trainer of its own, as a program of Tensorpack.
+"""A GAN with two optimizers in a separate trainer, as a program of Tensorpack.
 
 Usage: gan.py FOLDER [--signal=KILL@step:7]. The signal is sent to the process after a step.
 """
