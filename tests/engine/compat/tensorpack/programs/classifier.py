@@ -74,6 +74,9 @@ class Program:
             steps_per_epoch=4,
             max_epoch=epochs,
             session_init=session_init,
+            # The package's own session uses one thread for an operation, and the order of a sum
+            # depends on their number.
+            session_config=self.tf.ConfigProto(allow_soft_placement=True),
         )
         tensorpack.launch_train_with_config(config, tensorpack.SimpleTrainer())
 
