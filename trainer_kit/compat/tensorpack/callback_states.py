@@ -7,19 +7,22 @@ from typing import Any
 
 from trainer_kit.compat.tensorpack.callbacks.base import Callback
 from trainer_kit.compat.tensorpack.callbacks.graph import RunOp
+from trainer_kit.compat.tensorpack.callbacks.monitor import ScalarHistory
 from trainer_kit.compat.tensorpack.callbacks.param import (
     GraphVarParam,
     HyperParamSetter,
     ScheduledHyperParamSetter,
+    StatMonitorParamSetter,
 )
+from trainer_kit.compat.tensorpack.callbacks.saver import MinSaver
 from trainer_kit.compat.tensorpack.callbacks.trigger import PeriodicTrigger
 
 # The attributes that decide what a callback does next, by class. Others follow from the program.
 _REMEMBERED = {
-    "HyperParamSetter": ("_last_value", "_last_epoch_set"),
-    "StatMonitorParamSetter": ("history",),
-    "MinSaver": ("best",),
-    "ScalarHistory": ("_dic",),
+    HyperParamSetter: ("_last_value", "_last_epoch_set"),
+    StatMonitorParamSetter: ("history",),
+    MinSaver: ("best",),
+    ScalarHistory: ("_dic",),
 }
 
 
@@ -88,8 +91,9 @@ def _flatten(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 def _remembered_names(callback: object) -> list[str]:
     names: list[str] = []
-    for kind in type(callback).__mro__:
-        names += _REMEMBERED.get(kind.__name__, ())
+    for callback_class, attributes in _REMEMBERED.items():
+        if isinstance(callback, callback_class):
+            names += attributes
     return names
 
 

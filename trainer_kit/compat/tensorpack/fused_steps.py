@@ -13,6 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.compat.tensorpack.callbacks.base import Callback
+from trainer_kit.compat.tensorpack.callbacks.graph import RunOp
+from trainer_kit.compat.tensorpack.callbacks.monitor import JSONWriter, ScalarPrinter
+from trainer_kit.compat.tensorpack.callbacks.param import ScheduledHyperParamSetter
+from trainer_kit.compat.tensorpack.callbacks.steps import MaintainStepCounter, ProgressBar
+from trainer_kit.compat.tensorpack.callbacks.summary import (
+    MergeAllSummaries_RunWithOp,
+    MovingAverageSummary,
+)
+from trainer_kit.compat.tensorpack.input_source.input_source import QueueSize
 from trainer_kit.compat.tensorpack.program_graph import CutFunction, ProgramGraph
 from trainer_kit.compat.tensorpack.session import flatten_fetches
 from trainer_kit.errors import UsageError
@@ -22,16 +31,16 @@ if TYPE_CHECKING:
     from trainer_kit.compat.tensorpack.train.base import Trainer
 
 # Callbacks of Tensorpack that do nothing between two steps that others could see.
-_QUIET_BETWEEN_STEPS = {
-    "JSONWriter",
-    "MaintainStepCounter",
-    "MergeAllSummaries_RunWithOp",
-    "MovingAverageSummary",
-    "ProgressBar",
-    "QueueSize",
-    "RunOp",
-    "ScalarPrinter",
-}
+_QUIET_BETWEEN_STEPS = (
+    JSONWriter,
+    MaintainStepCounter,
+    MergeAllSummaries_RunWithOp,
+    MovingAverageSummary,
+    ProgressBar,
+    QueueSize,
+    RunOp,
+    ScalarPrinter,
+)
 _STEP_METHODS = ("_before_run", "_after_run", "_trigger_step")
 
 
@@ -63,7 +72,9 @@ class FusedSteps:
                 return f"{type(callback).__name__} runs every {callback._period} steps"
             for method in _STEP_METHODS:
                 definer = next(kind for kind in type(callback).__mro__ if method in vars(kind))
-                if definer is not Callback and definer.__name__ not in _QUIET_BETWEEN_STEPS:
+                if definer is ScheduledHyperParamSetter and not callback._step:
+                    continue
+                if definer is not Callback and definer not in _QUIET_BETWEEN_STEPS:
                     return f"{type(callback).__name__}.{method} runs between steps"
         return ""
 

@@ -15,6 +15,7 @@ from trainer_kit.compat.tensorpack import (
     FullyConnected,
     ModelDesc,
     ModelSaver,
+    ScheduledHyperParamSetter,
     SimpleTrainer,
     TrainConfig,
     launch_train_with_config,
@@ -50,7 +51,8 @@ class Model(ModelDesc):
         return cost
 
     def optimizer(self) -> object:
-        return tf.train.MomentumOptimizer(0.01, 0.9)
+        rate = tf.get_variable("learning_rate", initializer=0.01, trainable=False)
+        return tf.train.MomentumOptimizer(rate, 0.9)
 
 
 class EachStep(Callback):
@@ -72,7 +74,8 @@ def train(
         tf.reset_default_graph()
         trainer = SimpleTrainer()
     trainer.fuse_steps = fuse_steps
-    callbacks = [callback or ModelSaver()]
+    schedule = ScheduledHyperParamSetter("learning_rate", [(1, 0.02)])
+    callbacks = [callback or ModelSaver(), schedule]
     config = TrainConfig(model=Model(), dataflow=Points(), callbacks=callbacks, max_epoch=2)
     launch_train_with_config(config, trainer)
     weights = trainer.sess.run("linear/W:0")
@@ -111,3 +114,10 @@ def test_a_trainer_with_its_own_step_refuses_fusing(tmp_path: Path) -> None:
 def test_a_callback_between_steps_refuses_fusing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"EachStep\._trigger_step runs between steps"):
         train(tmp_path, fuse_steps=3, callback=EachStep())
+
+
+def test_a_schedule_by_steps_refuses_fusing(tmp_path: Path) -> None:
+    schedule = ScheduledHyperParamSetter("learning_rate", [(3, 0.02)], step_based=True)
+
+    with pytest.raises(UsageError, match=r"ScheduledHyperParamSetter\._trigger_step runs between"):
+        train(tmp_path, fuse_steps=3, callback=schedule)

@@ -11,9 +11,13 @@ import tensorflow as tf
 import trainer_kit.compat.tensorpack.callbacks.prof as prof
 import trainer_kit.compat.tensorpack.graph_builder.training as training
 import trainer_kit.compat.tensorpack.models.batch_norm as batch_norm
+import trainer_kit.compat.tensorpack.predict.dataset as predict_dataset
 import trainer_kit.compat.tensorpack.train.interface as interface
 import trainer_kit.compat.tensorpack.train.trainers as trainers
-from trainer_kit.compat.tensorpack.callbacks.inference_runner import InferenceRunner
+from trainer_kit.compat.tensorpack.callbacks.inference_runner import (
+    DataParallelInferenceRunner,
+    InferenceRunner,
+)
 from trainer_kit.compat.tensorpack.input_source.input_source import FeedfreeInput
 from trainer_kit.compat.tensorpack.program_errors import explain_assertions, name_user_line
 from trainer_kit.compat.tensorpack.tfutils.tower import (
@@ -27,8 +31,14 @@ from trainer_kit.compat.tensorpack.train.model_desc import ModelDesc, ModelDescB
 from trainer_kit.compat.tensorpack.train.tower import SingleCostTrainer, TowerTrainer
 from trainer_kit.errors import UsageError
 
-_REPLICATED = "use SyncMultiGPUTrainerReplicated(number of GPUs)"
-_PARAMETER_SERVER = "use SyncMultiGPUTrainerParameterServer(number of GPUs)"
+_OTHER_PROCESSES = "the engine trains all towers in step and in one process"
+_REPLICATED = f"{_OTHER_PROCESSES}; use SyncMultiGPUTrainerReplicated(number of GPUs)"
+_PARAMETER_SERVER = f"{_OTHER_PROCESSES}; use SyncMultiGPUTrainerParameterServer(number of GPUs)"
+_PROFILER = "there is no session to profile; use tf.profiler.experimental of TensorFlow 2"
+_MEMORY = "there is no session; use tf.config.experimental.get_memory_info of TensorFlow 2"
+_FORKS = "it forks a process in which TensorFlow 2 runs; use SimpleDatasetPredictor"
+
+# Classes by module, with the reason and what to use in their place.
 _REFUSED = (
     (trainers, "HorovodTrainer", _REPLICATED),
     (trainers, "BytePSTrainer", _REPLICATED),
@@ -36,13 +46,15 @@ _REFUSED = (
     (trainers, "DistributedTrainerBase", _REPLICATED),
     (trainers, "DistributedTrainerParameterServer", _PARAMETER_SERVER),
     (trainers, "DistributedTrainerReplicated", _REPLICATED),
-    (prof, "GraphProfiler", "use tf.profiler.experimental of TensorFlow 2"),
-    (prof, "PeakMemoryTracker", "use tf.config.experimental.get_memory_info of TensorFlow 2"),
+    (prof, "GraphProfiler", _PROFILER),
+    (prof, "PeakMemoryTracker", _MEMORY),
+    (predict_dataset, "MultiProcessDatasetPredictor", _FORKS),
 )
 
 _ENTRIES = (
     (interface, "launch_train_with_config"),
     (InferenceRunner, "__init__"),
+    (DataParallelInferenceRunner, "__init__"),
     (ModelDescBase, "get_input_signature"),
     (ModelDesc, "get_optimizer"),
     (TrainConfig, "__init__"),
@@ -57,21 +69,17 @@ _ENTRIES = (
 )
 
 
-def refuse(owner: Any, name: str, advice: str) -> None:
+def refuse(owner: Any, name: str, reason: str) -> None:
     """Has the constructor of a class raise UsageError.
 
     Args:
       owner: The module of the class.
       name: The name of the class.
-      advice: What to use in its place.
+      reason: Why it is refused, and what to use in its place.
     """
 
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        message = (
-            f"{name} is not supported: the engine trains all towers in step, in one process and"
-            f" without a session; {advice}"
-        )
-        raise UsageError(name_user_line(message))
+        raise UsageError(name_user_line(f"{name} is not supported: {reason}"))
 
     getattr(owner, name).__init__ = __init__
 
@@ -128,8 +136,8 @@ def compute_synchronized_moments(
 
 def check_entries() -> None:
     """Adds the checks to the installed package. Called once."""
-    for owner, name, advice in _REFUSED:
-        refuse(owner, name, advice)
+    for owner, name, reason in _REFUSED:
+        refuse(owner, name, reason)
     for owner, name in _ENTRIES:
         setattr(owner, name, explain_assertions(getattr(owner, name)))
     training.allreduce_grads = allreduce_grads
