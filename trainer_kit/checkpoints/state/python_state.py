@@ -41,7 +41,11 @@ class PythonState:
     Attributes:
       variable: The string scalar that a checkpoint contains, on the host.
       arrays: The section of checkpoints that contains the arrays as attributes, by number.
+      reports_unused_parts: Whether a restore warns of parts of the checkpoint that do not exist
+        here.
     """
+
+    reports_unused_parts = True
 
     def __init__(self) -> None:
         (self.variable,) = _create_on_host([""], "run_state")
@@ -126,7 +130,7 @@ class PythonState:
 
     def _restore_parts(self, values: Mapping[str, object]) -> None:
         unused_names = values.keys() - self._parts.keys()
-        if unused_names:
+        if unused_names and self.reports_unused_parts:
             _LOG.warning(
                 "the checkpoint holds state of parts that this run does not have, "
                 "and it is not used: %s",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import trainer_kit.compat.tensorpack.models.registry as registry
 from trainer_kit.compat.tensorpack.program_config import TRAINER, ProgramConfig
 from trainer_kit.compat.tensorpack.program_graph import leave_default_graph
 from trainer_kit.compat.tensorpack.program_run import (
@@ -59,7 +61,8 @@ def register_experiment(name: str) -> Callable[[AnyProgram], AnyProgram]:
         @register_config(f"tensorpack/{name}")
         def experiment() -> ExperimentConfig:
             if not configs:
-                configs.append(build_config(_set_up(name, program, None)))
+                with _silence_logger():
+                    configs.append(build_config(_set_up(name, program, None)))
             # The towers of a program are its replicas.
             runtime = {"distribution_strategy": "off"}
             return configs[0].replace(task=ExperimentTaskConfig(), runtime=runtime)
@@ -68,6 +71,22 @@ def register_experiment(name: str) -> Callable[[AnyProgram], AnyProgram]:
         return program
 
     return register
+
+
+@contextlib.contextmanager
+def _silence_logger() -> Iterator[None]:
+    """A context without the table of a model, which the run itself logs."""
+    tensorpack_logger = logging.getLogger("tensorpack")
+    level = tensorpack_logger.level
+    tensorpack_logger.setLevel(logging.WARNING)
+    # A layer is logged once, and the run has to log it.
+    logged_layers = registry._LAYER_LOGGED
+    registry._LAYER_LOGGED = set()
+    try:
+        yield
+    finally:
+        registry._LAYER_LOGGED = logged_layers
+        tensorpack_logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -28,9 +28,12 @@ class ProgramTrainer(Trainer):
         """Returns the trainer of a program's variables. Called in strategy scope."""
         model = task.build_model()
         optimizer = task.build_optimizer()
-        return cls(
+        trainer = cls(
             config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
         )
+        # An evaluation restores all variables, and of the run's parts only the program's.
+        trainer.state.python_state.reports_unused_parts = train
+        return trainer
 
     def train(self, num_steps: IntLike) -> dict[str, Any]:
         """Runs training steps and returns the scalars that they reported. Runs on the host."""

@@ -8,6 +8,7 @@ the thread in graph mode.
 from __future__ import annotations
 
 import types
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +34,11 @@ from trainer_kit.compat.tensorpack.program_graph import (
 )
 from trainer_kit.compat.tensorpack.session import HookedSession, Session
 from trainer_kit.errors import UsageError
+
+# Its summaries would need a writer of TensorFlow 2. The monitors of a program write them.
+warnings.filterwarnings(
+    "ignore", message="Cannot activate TF2 compatibility support for TF1 summary ops"
+)
 
 # Classes whose objects belong to the default graph. Others, such as TensorSpec, need no graph.
 _GRAPH_CLASSES = ("variable_scope", "name_scope", "Saver", "ExponentialMovingAverage")

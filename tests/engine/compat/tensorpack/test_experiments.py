@@ -30,11 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         half = server.run(run_command, "train_and_eval", str(folder), override)
         assert half.code == 0, half.text
         assert "finished at step 10" in half.text
+        assert half.text.count("List of Trainable Variables") == 1
         change = "--allow_config_change=trainer.train_steps"
         end = server.run(run_command, "train_and_eval", str(folder), change)
         assert end.code == 0, end.text
         sidecar = server.run(run_command, "continuous_eval", str(folder))
         assert sidecar.code == 0, sidecar.text
+        assert "this run does not have" not in sidecar.text
     return folder
 
 

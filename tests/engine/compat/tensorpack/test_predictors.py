@@ -9,6 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from trainer_kit.compat.tensorpack.predict import (
+    DataParallelOfflinePredictor,
+    FeedfreePredictor,
+    MultiProcessDatasetPredictor,
+    MultiTowerOfflinePredictor,
+    PredictConfig,
+    SimpleDatasetPredictor,
+)
 from trainer_kit.compat.tensorpack.tfutils.varmanip import dump_session_params
 
 from tests.engine.compat.tensorpack.programs.classifier import IMAGES, LABELS, Program
@@ -23,14 +31,6 @@ from trainer_kit.compat.tensorpack import (
     tfv1,
 )
 from trainer_kit.compat.tensorpack.installed_package import DOOR
-from trainer_kit.compat.tensorpack.predict import (
-    DataParallelOfflinePredictor,
-    FeedfreePredictor,
-    MultiProcessDatasetPredictor,
-    MultiTowerOfflinePredictor,
-    PredictConfig,
-    SimpleDatasetPredictor,
-)
 from trainer_kit.compat.tensorpack.program_graph import leave_default_graph
 from trainer_kit.compat.tensorpack.tfutils.export import ModelExporter
 from trainer_kit.errors import UsageError
