@@ -333,7 +333,8 @@ class ProgramGraph:
         Raises:
           UsageError: When a placeholder has no value.
         """
-        self.initialize_variables()
+        if not self._skip_initialized(fetches):
+            self.initialize_variables()
         values = dict(feed_dict)
         function = self.cut(list(values), fetches)
         if function.unfed_placeholders:
@@ -347,6 +348,25 @@ class ProgramGraph:
         seed = self.next_seed
         self.next_seed += 1
         return function(list(values.values()), seed)
+
+    def _skip_initialized(self, fetches: Sequence[Any]) -> bool:
+        """Leaves variables out of `initialize_variables` that fetches are about to initialize.
+
+        Returns:
+          Whether the fetches do nothing else, as `tf.global_variables_initializer()` does.
+        """
+        operations: set[tf.Operation] = set()
+        for fetch in fetches:
+            if not isinstance(fetch, tf.Operation) or fetch.type != "NoOp":
+                return False
+            operations.update(fetch.control_inputs)
+        others = [
+            variable for variable in self._uninitialized if variable.initializer not in operations
+        ]
+        if not operations or len(self._uninitialized) - len(others) < len(operations):
+            return False
+        self._uninitialized = others
+        return True
 
     def find_feeders(self, function: CutFunction) -> list[Feeder]:
         """Returns the feeders of the placeholders that a function has no values for."""
