@@ -71,6 +71,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       stop_flag: The StopFlag that loops check before each step. None: loops do not check one.
       can_train: Whether the trainer was created to train.
       can_evaluate: Whether the trainer was created to evaluate.
+      ends_loops_early: Whether `train` may return after fewer steps than it was asked for.
       has_data_ended: Whether the training data ended in the last loop.
       reached_step: The global step after the last loop, if the loop has returned it. None: read
         global_step.
@@ -94,6 +95,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     stop_flag: StopFlag | None = None
     can_train: bool = True
     can_evaluate: bool = True
+    ends_loops_early: bool = False
     has_data_ended: bool = False
     reached_step: int | None = None
     loop_steps: int | None = 0

@@ -218,7 +218,9 @@ def restore(
     except (AssertionError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise _create_mismatch_error(path, str(error), allow_partial) from error
+        # TensorFlow lists variables with all of their values.
+        text = re.sub(r", numpy=.*?>(?=, <|\])", ">", str(error), flags=re.DOTALL)
+        raise _create_mismatch_error(path, text, allow_partial) from error
     except (tf.errors.OpError, IndexError) as error:
         rows: list[DifferenceRow] = []
         for key, dtype, saved_dtype in _OTHER_DTYPE.findall(str(error)):

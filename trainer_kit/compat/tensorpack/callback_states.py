@@ -46,7 +46,10 @@ def read_states(callbacks: Iterable[Callback]) -> dict[str, Any]:
 
 
 def restore_states(callbacks: Iterable[Callback], states: Mapping[str, Any]) -> None:
-    """Restores what `read_states` returned. What a run does once at its begin is not done again."""
+    """Restores what `read_states` returned.
+
+    What Tensorpack does at the begin of a training is not done again.
+    """
     for key, callback in _flatten(callbacks).items():
         state = states.get(key)
         if state is None:
@@ -76,17 +79,27 @@ def _sets_attribute(callback: object) -> bool:
 
 
 def _flatten(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns the callbacks with those that proxies and groups contain, by class and number."""
+    """Returns the callbacks with those that proxies and groups contain, by name and number."""
     flat: dict[str, Any] = {}
     waiting = list(callbacks)
     while waiting:
         callback = waiting.pop(0)
-        name = type(callback).__name__
+        name = _describe_callback(callback)
         number = sum(key.startswith(f"{name}/") for key in flat)
         flat[f"{name}/{number}"] = callback
         inner = [getattr(callback, "cb", None), *getattr(callback, "_monitors", ())]
         waiting += [item for item in inner if isinstance(item, Callback)]
     return flat
+
+
+def _describe_callback(callback: object) -> str:
+    """Returns the class of a callback, with what it sets or writes."""
+    name = type(callback).__name__
+    if isinstance(callback, HyperParamSetter):
+        return f"{name} {callback.param.readable_name}"
+    if isinstance(callback, MinSaver):
+        return f"{name} {callback.filename}"
+    return name
 
 
 def _remembered_names(callback: object) -> list[str]:

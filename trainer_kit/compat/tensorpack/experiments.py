@@ -89,23 +89,6 @@ def _silence_logger() -> Iterator[None]:
         tensorpack_logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def _keep_logger_dir() -> Iterator[None]:
-    """A context in which a program cannot choose its logger directory."""
-    functions = {name: getattr(logger, name) for name in ("set_logger_dir", "auto_set_dir")}
-
-    def ignore(*arguments: Any, **options: Any) -> None:
-        """The model_dir of the run is the logger directory."""
-
-    for function_name in functions:
-        setattr(logger, function_name, ignore)
-    try:
-        yield
-    finally:
-        for function_name, function in functions.items():
-            setattr(logger, function_name, function)
-
-
 def _set_up(name: str, program: Callable[[], Any], folder: str | None) -> Trainer:
     """Runs a program until its training would begin, and returns its trainer.
 
@@ -116,14 +99,15 @@ def _set_up(name: str, program: Callable[[], Any], folder: str | None) -> Traine
     leave_default_graph()
     try:
         with tempfile.TemporaryDirectory() as temporary_folder, capture_programs():
-            # Without a file for the log, which a sidecar would take from the training.
+            # set_logger_dir would also open log.log, which a sidecar shares with the training.
             logger.LOG_DIR = folder or temporary_folder
             os.makedirs(logger.LOG_DIR, exist_ok=True)
-            with _keep_logger_dir():
-                program()
+            logger.is_folder_fixed = True
+            program()
     except CapturedProgram as captured:
         return captured.trainer
     finally:
+        logger.is_folder_fixed = False
         leave_default_graph()
     raise UsageError(
         f"the experiment tensorpack/{name} has not started a training; let its function call"

@@ -22,15 +22,15 @@ from trainer_kit.compat.tensorpack.callbacks.summary import (
     MovingAverageSummary,
 )
 from trainer_kit.compat.tensorpack.input_source.input_source import QueueSize
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 from trainer_kit.compat.tensorpack.program_graph import CutFunction, ProgramGraph
 from trainer_kit.compat.tensorpack.session import flatten_fetches
-from trainer_kit.errors import UsageError
 from trainer_kit.training.loops.fused_loop import explain_xla_errors
 
 if TYPE_CHECKING:
     from trainer_kit.compat.tensorpack.train.base import Trainer
 
-# Callbacks of Tensorpack that do nothing between two steps that others could see.
+# Callbacks of Tensorpack whose calls between two steps change nothing for others.
 _QUIET_BETWEEN_STEPS = (
     JSONWriter,
     MaintainStepCounter,
@@ -60,7 +60,7 @@ class FusedSteps:
         self._count = count
         self._functions: dict[int, Any] = {}
         if problem := self._find_problem():
-            raise UsageError(f"trainer.fuse_steps={count}: {problem}; leave fuse_steps at 1")
+            raise ProgramError(f"trainer.fuse_steps={count}: {problem}; leave fuse_steps at 1")
 
     def _find_problem(self) -> str:
         """Returns why steps cannot be fused. "" if they can."""
@@ -71,7 +71,7 @@ class FusedSteps:
             if getattr(callback, "_period", 0):
                 return f"{type(callback).__name__} runs every {callback._period} steps"
             for method in _STEP_METHODS:
-                definer = next(kind for kind in type(callback).__mro__ if method in vars(kind))
+                definer = next(base for base in type(callback).__mro__ if method in vars(base))
                 if definer is ScheduledHyperParamSetter and not callback._step:
                     continue
                 if definer is not Callback and definer not in _QUIET_BETWEEN_STEPS:
@@ -106,10 +106,14 @@ class FusedSteps:
 
         batches = []
         for _ in range(self._count):
-            batches.append([value for feeder in feeders for value in feeder.next_values()])
+            try:
+                batches.append([value for feeder in feeders for value in feeder.next_values()])
+            except tf.errors.OutOfRangeError:
+                # The data ends here. The next step finds its end again.
+                break
         self._run_batches(program, function, batches)
-        trainer.loop._global_step += self._count
-        return self._count
+        trainer.loop.count_calls(len(batches))
+        return len(batches)
 
     def _run_batches(
         self, program: ProgramGraph, function: CutFunction, batches: Sequence[Sequence[Any]]
@@ -118,7 +122,7 @@ class FusedSteps:
         program.next_seed += len(batches)
         parts = list(zip(*batches, strict=True))
         shapes_differ = any(len({np.shape(value) for value in part}) > 1 for part in parts)
-        if shapes_differ:
+        if shapes_differ or len(batches) < self._count:
             for batch, seed in zip(batches, seeds, strict=True):
                 function(batch, seed)
             return

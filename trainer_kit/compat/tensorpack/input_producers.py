@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 from trainer_kit.compat.tensorpack.program_graph import enter_default_graph
-from trainer_kit.errors import UsageError
 
 # Names of tf.train that begin a queue, and of tf.
 REFUSED_TRAIN_NAMES = (
@@ -50,7 +50,7 @@ class RangeInputProducer:
     ) -> None:
         enter_default_graph()
         if num_epochs is not None:
-            raise UsageError(
+            raise ProgramError(
                 f"range_input_producer(num_epochs={num_epochs}) ends a training by the end of its"
                 " data; leave num_epochs out, and give steps_per_epoch and max_epoch"
             )
@@ -75,7 +75,7 @@ class RangeInputProducer:
 
 def refuse_queues(module: str, name: str) -> None:
     """Raises UsageError for a name of a module that begins a queue."""
-    raise UsageError(
+    raise ProgramError(
         f"{module}.{name} begins a queue of TensorFlow 1, whose place no checkpoint contains; use a"
         " DataFlow, or a tf.data.Dataset in TFDatasetInput"
     )

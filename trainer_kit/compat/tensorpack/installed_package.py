@@ -6,7 +6,7 @@ Layers, towers, summaries, gradient processors, callbacks and dataflow need no s
 in place of those that need a session. So each name of Tensorpack has one object, under the path
 that Tensorpack has for it, and what a program replaces there takes effect.
 
-The package itself is not imported, and a program may import it besides.
+The package itself is not imported. A program may import it, too.
 """
 
 from __future__ import annotations
@@ -140,5 +140,13 @@ def restore_old_names() -> None:
 def keep_logger_folders() -> None:
     """Lets a program that is started again continue in its folder, without asking the user."""
     logger: Any = importlib.import_module(f"{DOOR}.utils.logger")
-    logger.set_logger_dir.__defaults__ = ("k",)
-    logger.auto_set_dir.__defaults__ = ("k", None)
+    choose_folder = logger.set_logger_dir
+
+    @functools.wraps(choose_folder)
+    def set_logger_dir(dirname: str, action: str | None = None) -> None:
+        if not logger.is_folder_fixed:
+            choose_folder(dirname, action or "k")
+
+    # Whether the folder is that of an experiment, which the program does not choose.
+    logger.is_folder_fixed = False
+    logger.set_logger_dir = set_logger_dir

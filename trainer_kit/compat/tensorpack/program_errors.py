@@ -37,6 +37,17 @@ def name_user_line(message: str, stack: Iterable[Any] | None = None) -> str:
     return f"{frames[-1]}: {message}" if frames else message
 
 
+class ProgramError(UsageError):
+    """A mistake in a program, with the line of the program that runs.
+
+    Args:
+      message: What was given, what is allowed and what to do.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(name_user_line(message))
+
+
 class UnknownTensorError(UsageError, KeyError):
     """A graph has no tensor or operation of a name.
 
@@ -79,7 +90,10 @@ def explain_assertions(function: _Function) -> _Function:
             last_frame = stack[-1]
             if not last_frame.filename.startswith(os.path.join(find_original_folder(), "")):
                 raise
-            message = str(error) or f"Tensorpack checks that {last_frame.line}"
+            message = str(error)
+            if " " not in message:
+                # An assertion without words, or with the value alone.
+                message = f"{message or 'this'} does not fit: Tensorpack checks {last_frame.line}"
             advice = [text for words, text in _ADVICE.items() if words in message]
             message = "; ".join([message.rstrip("!."), *advice])
             # The traceback begins here, and the program may have called this function.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,9 +80,11 @@ class Feeder(Protocol):
 
     Attributes:
       placeholders: The placeholders, which get their values together.
+      name: The name of the first one, under which checkpoints contain the place.
     """
 
     placeholders: Sequence[tf.Tensor]
+    name: str
 
     def next_values(self) -> Sequence[Any]:
         """Returns the next value of each placeholder."""
@@ -113,7 +115,7 @@ class _Seeds:
         """Returns the seed of the next random operation, an int32 tensor of shape [2]."""
         self._operations += 1
         graph = self._program.graph
-        base = graph.seed or 0
+        base = graph.seed
         if self.variable_name:
             self.value_draws += 1
             name = f"{self.variable_name} {self.value_draws}"
@@ -125,6 +127,12 @@ class _Seeds:
 
         own = _hash_name(f"{base} {self._operations}")
         return tf.stack([self._program.step_seed, tf.constant(own, dtype)])
+
+
+class _Building(threading.local):
+    """Whether this thread builds the graph."""
+
+    is_here = False
 
 
 class ProgramGraph:
@@ -140,7 +148,8 @@ class ProgramGraph:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._is_building = False
+        # Another thread may leave the graph for the engine meanwhile.
+        self._building = _Building()
         self._functions: dict[Any, CutFunction] = {}
         self._uninitialized: list[GraphVariable] = []
         self.variables: dict[str, tf.Variable] = {}
@@ -150,7 +159,8 @@ class ProgramGraph:
         with tf.init_scope():
             self._wrapped = tf.compat.v1.wrap_function(lambda: None, [])
         self.graph: tf.Graph = self._wrapped.graph
-        self.graph.seed = None
+        # tf.data takes a random seed where the graph has none.
+        self.graph.seed = 0
         self.graph.program_graph = self
         self._enter_graph = self.graph.as_default
         self.graph.as_default = self.as_default
@@ -169,12 +179,12 @@ class ProgramGraph:
             tf.variable_creator_scope(self._create_variable),
             stateless_random_operations(self._seeds),
         ):
-            was_building = self._is_building
-            self._is_building = True
+            was_building = self._building.is_here
+            self._building.is_here = True
             try:
                 yield graph
             finally:
-                self._is_building = was_building
+                self._building.is_here = was_building
 
     @contextlib.contextmanager
     def leave(self) -> Iterator[None]:
@@ -184,11 +194,12 @@ class ProgramGraph:
         not show whose a variable is.
         """
         with tf.init_scope():
-            self._is_building = False
+            was_building = self._building.is_here
+            self._building.is_here = False
             try:
                 yield
             finally:
-                self._is_building = True
+                self._building.is_here = was_building
 
     def _as_graph_element(
         self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
@@ -207,7 +218,7 @@ class ProgramGraph:
         """Returns a new random generator whose state is a variable of the graph."""
         name = f"random_generators/{number}"
         with self.leave():
-            seed = _hash_name(name) + (self.graph.seed or 0)
+            seed = _hash_name(name) + self.graph.seed
             generator = tf.random.Generator.from_seed(seed, "philox")
         self.variables[name] = generator.state
         return generator
@@ -216,10 +227,11 @@ class ProgramGraph:
         self, next_creator: Callable[..., tf.Variable], **keywords: Any
     ) -> tf.Variable:
         """Creates a variable outside of the graph, and the operations that belong to it inside."""
-        if not self._is_building:
+        if not self._building.is_here:
             return next_creator(**keywords)
 
-        collections = list(keywords.get("collections") or [_KEYS.GLOBAL_VARIABLES])
+        collections = keywords.get("collections")
+        collections = [_KEYS.GLOBAL_VARIABLES] if collections is None else list(collections)
         is_trainable = keywords.get("trainable") in (None, True)
         if is_trainable and _KEYS.TRAINABLE_VARIABLES not in collections:
             collections.append(_KEYS.TRAINABLE_VARIABLES)
@@ -276,12 +288,20 @@ class ProgramGraph:
         if not self._uninitialized:
             return
         with self._lock:
-            # The program runs the initializers that need a value itself.
-            initializers = []
+            together = []
+            in_order = []
             for variable in self._uninitialized:
-                if not _find_placeholders(self, [], [variable.initializer]):
-                    initializers.append(variable.initializer)
-            self.cut([], initializers)([], 0)
+                types = {item.type for item in _iterate_dependencies([variable.initial_value], ())}
+                # The program runs the initializers that need a value itself.
+                if "Placeholder" in types and _find_placeholders(self, [], [variable.initializer]):
+                    continue
+                if "ReadVariableOp" in types:
+                    in_order.append(variable.initializer)
+                else:
+                    together.append(variable.initializer)
+            self.cut([], together)([], 0)
+            for initializer in in_order:
+                self.cut([], [initializer])([], 0)
             self._uninitialized = []
 
     def get_element(self, name: Any) -> Any:
@@ -333,8 +353,7 @@ class ProgramGraph:
         Raises:
           UsageError: When a placeholder has no value.
         """
-        if not self._skip_initialized(fetches):
-            self.initialize_variables()
+        self.initialize_variables()
         values = dict(feed_dict)
         function = self.cut(list(values), fetches)
         if function.unfed_placeholders:
@@ -348,25 +367,6 @@ class ProgramGraph:
         seed = self.next_seed
         self.next_seed += 1
         return function(list(values.values()), seed)
-
-    def _skip_initialized(self, fetches: Sequence[Any]) -> bool:
-        """Leaves variables out of `initialize_variables` that fetches are about to initialize.
-
-        Returns:
-          Whether the fetches do nothing else, as `tf.global_variables_initializer()` does.
-        """
-        operations: set[tf.Operation] = set()
-        for fetch in fetches:
-            if not isinstance(fetch, tf.Operation) or fetch.type != "NoOp":
-                return False
-            operations.update(fetch.control_inputs)
-        others = [
-            variable for variable in self._uninitialized if variable.initializer not in operations
-        ]
-        if not operations or len(self._uninitialized) - len(others) < len(operations):
-            return False
-        self._uninitialized = others
-        return True
 
     def find_feeders(self, function: CutFunction) -> list[Feeder]:
         """Returns the feeders of the placeholders that a function has no values for."""
@@ -426,6 +426,16 @@ def _find_placeholders(
     known_ids = {id(program.step_seed), *map(id, feeds)}
     known_ids.update(map(id, program.graph.internal_captures))
     placeholders = []
+    for operation in _iterate_dependencies(fetches, known_ids):
+        if operation.type == "Placeholder" and id(operation.outputs[0]) not in known_ids:
+            placeholders.append(operation.outputs[0])
+    return placeholders
+
+
+def _iterate_dependencies(
+    fetches: Iterable[Any], known_ids: Collection[int]
+) -> Iterator[tf.Operation]:
+    """Yields the operations that fetches depend on, but for those behind tensors of these ids."""
     visited: set[int] = set()
     waiting = [
         tensor for fetch in fetches for tensor in tf.nest.flatten(fetch, expand_composites=True)
@@ -438,10 +448,8 @@ def _find_placeholders(
         if id(operation) in visited:
             continue
         visited.add(id(operation))
-        if operation.type == "Placeholder" and id(operation.outputs[0]) not in known_ids:
-            placeholders.append(operation.outputs[0])
+        yield operation
         waiting += [*operation.inputs, *operation.control_inputs]
-    return placeholders
 
 
 def _convert_value(value: Any, tensor: tf.Tensor) -> tf.Tensor:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from trainer_kit.compat.tensorpack.callbacks.inference import (
+    BinaryClassificationStats,
+    ClassificationError,
+    ScalarStats,
+)
 from trainer_kit.compat.tensorpack.callbacks.saver import MinSaver, ModelSaver
 from trainer_kit.compat.tensorpack.program_config import ProgramConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -98,22 +103,31 @@ def build_config(trainer: Trainer) -> ExperimentConfig:
         # Tensorpack continues with a loss that is not finite.
         "recovery_max_trials": -1,
     }
+    evaluated_names = _list_evaluated_names(trainer)
     for callback in trainer.inner_callbacks():
         if isinstance(callback, ModelSaver):
             fields["max_to_keep"] = callback.max_to_keep
-        if isinstance(callback, MinSaver) and _is_evaluated(trainer, callback.monitor_stat):
-            fields["best_checkpoint_eval_metric"] = callback.monitor_stat
-            fields["best_checkpoint_metric_comp"] = "higher" if callback.reverse else "lower"
+        if isinstance(callback, MinSaver) and callback.monitor_stat in evaluated_names:
+            # The first saver decides which checkpoint is the best.
+            fields.setdefault("best_checkpoint_eval_metric", callback.monitor_stat)
+            comparison = "higher" if callback.reverse else "lower"
+            fields.setdefault("best_checkpoint_metric_comp", comparison)
     return ExperimentConfig(task=ProgramConfig(), trainer=TrainerConfig(**fields))
 
 
-def _is_evaluated(trainer: Trainer, statistic: str) -> bool:
-    """Whether an InferenceRunner reports a statistic, as far as its Inferencers tell."""
+def _list_evaluated_names(trainer: Trainer) -> set[str]:
+    """Returns the names of the statistics that Tensorpack's Inferencers will report."""
+    names: set[str] = set()
     for runner in trainer.inference_runners():
         for inferencer in runner.infs:
-            if statistic == getattr(inferencer, "summary_name", ""):
-                return True
+            if isinstance(inferencer, ClassificationError):
+                names.add(inferencer.summary_name)
+                continue
+            parts = []
+            if isinstance(inferencer, ScalarStats):
+                parts = [name.partition(":")[0] for name in inferencer.names]
+            elif isinstance(inferencer, BinaryClassificationStats):
+                parts = ["precision", "recall"]
             prefix = getattr(inferencer, "prefix", "")
-            if prefix and statistic.startswith(f"{prefix}_"):
-                return True
-    return False
+            names.update(f"{prefix}_{part}" if prefix else part for part in parts)
+    return names

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.compat.tensorpack.callback_states import read_states, restore_states
-from trainer_kit.compat.tensorpack.callbacks.saver import ModelSaver
 from trainer_kit.config.schema.experiment import TaskConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.task import Task
@@ -54,7 +53,7 @@ class ProgramRequests(Callback):
         self._run = run
 
     def stop_run(self, reason: str) -> None:
-        """Asks the run to stop at this step. Its loop may have run no step."""
+        """Asks the run to stop at this step."""
         if self._run is not None:
             self._run.stop(reason)
 
@@ -63,7 +62,9 @@ class ProgramRequests(Callback):
         if self._trainer.is_save_requested:
             self._trainer.is_save_requested = False
             run.save()
-        if self._trainer.scalars.evaluated_step == run.step:
+        scalars = self._trainer.scalars
+        # An evaluation in which a runner is missing would run it against its period.
+        if not scalars.select_missing(self._trainer.inference_runners(), run.step):
             run.evaluate()
 
     def run_end(self, run: Run) -> None:
@@ -71,17 +72,9 @@ class ProgramRequests(Callback):
         self._trainer.finish()
 
     def next_boundary(self, step: int) -> int | None:
-        """Returns the next step that ends an epoch, or at which a ModelSaver is triggered."""
+        """Returns the next step that ends an epoch."""
         epoch = self._trainer.steps_per_epoch
-        steps = [step + epoch - step % epoch]
-        with tf.init_scope():
-            calls = int(self._trainer.program.variables["global_step"].numpy())
-        for callback in self._trainer.callbacks:
-            interval = getattr(callback, "_step_k", None)
-            if interval and isinstance(getattr(callback, "cb", None), ModelSaver):
-                # The program counts calls of the session, most often one in a step.
-                steps.append(step + interval - calls % interval)
-        return min(steps)
+        return step + epoch - step % epoch
 
 
 class ProgramTask(Task):
@@ -138,8 +131,9 @@ class ProgramTask(Task):
         """Returns what callbacks and inputs remember, and the seed of the next call."""
         return {
             "first_epoch": self.trainer.loop.first_epoch,
+            "steps_per_epoch": self.trainer.steps_per_epoch,
             "seed": self.program.next_seed,
-            "inputs": [feeder.state() for feeder in self.program.feeders],
+            "inputs": {feeder.name: feeder.state() for feeder in self.program.feeders},
             "evaluation": self.trainer.scalars.evaluation_state(),
             "callbacks": read_states(self.trainer.callbacks),
         }
@@ -148,17 +142,24 @@ class ProgramTask(Task):
         """Continues with the state of a checkpoint.
 
         Raises:
-          UsageError: When the run began with another epoch.
+          UsageError: When the run began with another epoch, or its epochs have another length.
         """
-        first_epoch = self.trainer.loop.first_epoch
-        if state["first_epoch"] != first_epoch:
-            raise UsageError(
-                f"starting_epoch={first_epoch}: the run in {self.logging_dir} began with epoch"
-                f" {state['first_epoch']}, and continues at its newest checkpoint by itself; leave"
-                " starting_epoch as it was, or choose another logger directory"
-            )
+        lengths = {
+            "first_epoch": self.trainer.loop.first_epoch,
+            "steps_per_epoch": self.trainer.steps_per_epoch,
+        }
+        for name, value in lengths.items():
+            if state[name] != value:
+                argument = name.replace("first", "starting")
+                raise UsageError(
+                    f"{argument}={value}: the run in {self.logging_dir} has {argument}="
+                    f"{state[name]}, and continues at its newest checkpoint by itself; leave"
+                    f" {argument} as it was, or choose another logger directory"
+                )
         self.program.next_seed = state["seed"]
-        for feeder, feeder_state in zip(self.program.feeders, state["inputs"], strict=True):
-            feeder.restore(feeder_state)
+        # The data of a runner that is new begins at its beginning.
+        for feeder in self.program.feeders:
+            if feeder.name in state["inputs"]:
+                feeder.restore(state["inputs"][feeder.name])
         self.trainer.scalars.restore_evaluation(state["evaluation"])
         restore_states(self.trainer.callbacks, state["callbacks"])

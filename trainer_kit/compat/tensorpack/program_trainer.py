@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainer_kit.run.evaluation_state import SINGLE_SET
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.typing import ExperimentLike, IntLike, Model, Optimizers, TaskLike
 
@@ -15,6 +16,9 @@ class ProgramTrainer(Trainer):
     The program takes its steps one by one, because each may run callbacks. Its own callbacks take
     part in them, and the engine's run at loop ends.
     """
+
+    # A ModelSaver ends a loop, so that the checkpoint is of its step.
+    ends_loops_early = True
 
     @classmethod
     def create(
@@ -56,7 +60,9 @@ class ProgramTrainer(Trainer):
         if not self.can_train:
             # A checkpoint contains the result of the training.
             program.scalars.forget_evaluation()
-        return program.evaluate(self._read_step())
+        statistics = program.evaluate(self._read_step())
+        self.eval_seconds = {SINGLE_SET: program.scalars.evaluation_seconds}
+        return statistics
 
     def trace_training(self) -> None:
         """Ends the restore, and checks the graph of the program, which is built already."""

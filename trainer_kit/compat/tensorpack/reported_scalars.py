@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,11 +18,13 @@ class ReportedScalars(MonitorBase):
     Attributes:
       evaluation: The scalars of the last evaluation, by name.
       evaluated_step: The step of the run that it belongs to. None before the first one.
+      evaluation_seconds: How long it took.
     """
 
     def __init__(self) -> None:
         self.evaluation: dict[str, float] = {}
         self.evaluated_step: int | None = None
+        self.evaluation_seconds = 0.0
         self._scalars: dict[str, float] = {}
         self._is_in_evaluation = False
         self._finished_runners: set[int] = set()
@@ -47,10 +50,12 @@ class ReportedScalars(MonitorBase):
                 self.forget_evaluation()
             self.evaluated_step = get_step()
             self._is_in_evaluation = True
+            start = time.perf_counter()
             try:
                 trigger()
             finally:
                 self._is_in_evaluation = False
+            self.evaluation_seconds += time.perf_counter() - start
             self._finished_runners.add(number)
 
         return collect
@@ -67,6 +72,7 @@ class ReportedScalars(MonitorBase):
         """Forgets the last evaluation."""
         self.evaluation = {}
         self.evaluated_step = None
+        self.evaluation_seconds = 0.0
         self._finished_runners = set()
 
     def evaluation_state(self) -> list[Any]:
@@ -86,7 +92,7 @@ class ReportedScalars(MonitorBase):
 
 
 def continue_statistics(callbacks: Iterable[Callback], step: int) -> None:
-    """Lets each JSONWriter continue its stats.json. Later records are taken again.
+    """Lets each JSONWriter continue its stats.json, without the records of later steps.
 
     Args:
       callbacks: The callbacks of the run.

@@ -85,6 +85,8 @@ class Session(_v1.Session):
         elements = [self.program.get_element(fetch) for fetch in flatten_fetches(fetches)]
 
         def call(*values: Any) -> Any:
+            # A predictor takes no data of a training for an input that its caller has left out.
+            self.program.cut(feeds, elements).check_placeholders()
             results = self.program.run(elements, dict(zip(feeds, values, strict=True)))
             return pack_results(fetches, results)
 

@@ -1,4 +1,4 @@
-"""TensorFlow 1 as a program of it knows it: `from trainer_kit.compat.tensorpack import tfv1 as tf`.
+"""TensorFlow 1 for programs: `from trainer_kit.compat.tensorpack import tfv1 as tf`.
 
 The names are those of tf.compat.v1. Sessions and graphs are those of the door, `layers` and
 `nn.rnn_cell` are back, and `contrib` has what still exists. A function that is taken from here puts
@@ -26,14 +26,13 @@ from trainer_kit.compat.tensorpack.input_producers import (
     RangeInputProducer,
     refuse_queues,
 )
-from trainer_kit.compat.tensorpack.program_errors import name_user_line
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 from trainer_kit.compat.tensorpack.program_graph import (
     ProgramGraph,
     enter_default_graph,
     leave_default_graph,
 )
-from trainer_kit.compat.tensorpack.session import HookedSession, Session
-from trainer_kit.errors import UsageError
+from trainer_kit.compat.tensorpack.session import Session
 
 # Its summaries would need a writer of TensorFlow 2. The monitors of a program write them.
 warnings.filterwarnings(
@@ -53,6 +52,11 @@ def _take_name(module: Any, name: str) -> Any:
     """Returns an attribute of a module. One that builds a graph puts the thread in graph mode."""
     if module is tf.compat.v1.train and name in REFUSED_TRAIN_NAMES:
         refuse_queues("tf.train", name)
+    if name in ("MonitoredSession", "MonitoredTrainingSession"):
+        raise ProgramError(
+            f"tf.train.{name} is not supported: a trainer runs its hooks; register them as"
+            " HookToCallback(hook)"
+        )
     if module is tf.compat.v1 and name in REFUSED_NAMES:
         refuse_queues("tf", name)
     value = getattr(module, name)
@@ -88,9 +92,10 @@ class _Contrib(ModuleView):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        path = f"{self.__name__.replace('tfv1', 'tf')}.{name}"
         advice = _MISSING_CONTRIB.get(name, "use the function of tf that replaces it")
-        message = f"tf.contrib.{name} does not exist in TensorFlow 2; {advice}"
-        raise UsageError(name_user_line(message))
+        message = f"{path} does not exist in TensorFlow 2; {advice}"
+        raise ProgramError(message)
 
 
 def Graph() -> tf.Graph:
@@ -161,7 +166,6 @@ summary = ModuleView("tfv1.summary", tf.compat.v1.summary)
 train = ModuleView(
     "tfv1.train",
     tf.compat.v1.train,
-    MonitoredSession=HookedSession,
     range_input_producer=RangeInputProducer,
     NewCheckpointReader=CheckpointReader,
     load_checkpoint=CheckpointReader,

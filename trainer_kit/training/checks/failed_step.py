@@ -117,7 +117,7 @@ class LoopChecker:
         if reached < before or is_stuck:
             raise _create_uncounted_steps_error(trainer, before, reached)
 
-        is_expected = reached < end and has_ended
+        is_expected = reached < end and (has_ended or trainer.ends_loops_early)
         if not self._has_warned and not is_expected and reached > before:
             self._has_warned = True
             _LOG.warning(

@@ -58,13 +58,12 @@ def test_the_model_dir_has_all_files_of_the_program(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
 
     assert {"stats.json", "min-validation_error.index", "best_ckpt", "params.yaml"} <= names
-    assert not Path("train_log").exists()
 
 
 def test_a_sidecar_evaluates_as_the_training_does(folder: Path) -> None:
     training = read_records(folder, "validation")
     sidecar = read_records(folder, "continuous_eval")
 
-    assert 20 in sidecar
+    assert 20 in sidecar.keys() & training.keys()
     for step in sidecar.keys() & training.keys():
         assert sidecar[step] == pytest.approx(training[step], rel=1e-6)

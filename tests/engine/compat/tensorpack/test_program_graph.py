@@ -191,3 +191,34 @@ def test_the_layers_of_tensorflow_1_update_their_averages() -> None:
         mean = session.run("bn/moving_mean:0")
 
     assert mean.tolist() == [1.5, 3.0]
+
+
+def test_an_initial_value_reads_another_variable() -> None:
+    first = tf.get_variable("first", [100], initializer=tf.random_normal_initializer(1.0))
+    second = tf.get_variable("second", initializer=tf.reduce_mean(first))
+    session = tf.Session()
+
+    session.run(tf.global_variables_initializer())
+
+    assert session.run(second) == pytest.approx(session.run(first).mean(), rel=1e-5)
+
+
+def test_an_engine_variable_is_none_of_the_program() -> None:
+    program = current_program_graph()
+    may_leave = threading.Event()
+    is_inside = threading.Event()
+
+    def build() -> None:
+        with program.as_default():
+            is_inside.set()
+            may_leave.wait(10)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    is_inside.wait(10)
+    with program.leave():
+        tensorflow.Variable(1.0, name="of_engine")
+    may_leave.set()
+    thread.join()
+
+    assert not any("of_engine" in name for name in program.variables)

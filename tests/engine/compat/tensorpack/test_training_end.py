@@ -13,18 +13,21 @@ import pytest
 from trainer_kit.compat.tensorpack import (
     Callback,
     DataFlow,
+    EnableCallbackIf,
     FeedInput,
     FullyConnected,
     HookToCallback,
     InferenceRunner,
     MinSaver,
     ModelDesc,
+    ModelSaver,
     PeriodicTrigger,
     QueueInput,
     ScalarStats,
     SimpleTrainer,
     StopTraining,
     SyncMultiGPUTrainerReplicated,
+    TFDatasetInput,
     TrainConfig,
     launch_train_with_config,
     logger,
@@ -107,7 +110,7 @@ def test_a_stray_stop_iteration_is_an_error(tmp_path: Path) -> None:
         train(tmp_path, Careless())
 
 
-def test_runners_of_two_periods_are_both_in_an_evaluation(tmp_path: Path) -> None:
+def test_an_evaluation_has_all_runners_and_keeps_their_periods(tmp_path: Path) -> None:
     often = InferenceRunner(Points(), [ScalarStats("cost", prefix="often")])
     rarely = InferenceRunner(
         Points(), [ScalarStats("cost", prefix="rarely")], tower_name="RareTower"
@@ -115,9 +118,11 @@ def test_runners_of_two_periods_are_both_in_an_evaluation(tmp_path: Path) -> Non
 
     train(tmp_path, often, PeriodicTrigger(rarely, every_k_epochs=2), MinSaver("rarely_cost"))
 
+    statistics = json.loads((tmp_path / "stats.json").read_text())
+    assert ["rarely_cost" in record for record in statistics] == [False, True, False, True]
     lines = (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert [record["step"] for record in records] == [3, 6, 9, 12]
+    assert [record["step"] for record in records] == [6, 12]
     assert all({"often_cost", "rarely_cost"} <= record["metrics"].keys() for record in records)
 
 
@@ -125,8 +130,11 @@ def test_a_run_keeps_its_first_epoch(tmp_path: Path) -> None:
     train(tmp_path, max_epoch=2)
     tf.reset_default_graph()
 
-    with pytest.raises(UsageError, match=r"starting_epoch=3: the run .* began with epoch 1"):
+    with pytest.raises(UsageError, match=r"starting_epoch=3: the run .* has starting_epoch=1"):
         train(tmp_path, starting_epoch=3)
+    tf.reset_default_graph()
+    with pytest.raises(UsageError, match=r"steps_per_epoch=2: the run .* has steps_per_epoch=3"):
+        train(tmp_path, steps_per_epoch=2)
 
 
 @pytest.mark.parametrize("trainer_class", [SimpleTrainer, SyncMultiGPUTrainerReplicated])
@@ -155,3 +163,104 @@ def test_an_initializer_takes_a_fed_value() -> None:
 
     assert session.run([fed, plain])[0].tolist() == [3.0, 4.0]
     assert plain.eval().tolist() == [1.0, 1.0]
+
+
+def test_a_runner_may_be_added_before_a_restart(tmp_path: Path) -> None:
+    train(tmp_path, max_epoch=2)
+    tf.reset_default_graph()
+    runner = InferenceRunner(Points(), [ScalarStats("cost")])
+
+    trainer = train(tmp_path, runner)
+
+    assert trainer.global_step == 12
+    tf.reset_default_graph()
+    assert train(tmp_path, max_epoch=5).global_step == 15
+
+
+def test_callbacks_in_another_order_keep_what_they_remember(tmp_path: Path) -> None:
+    class Report(Callback):
+        def _trigger_epoch(self) -> None:
+            self.trainer.monitors.put_scalar("a", 1.0 + self.epoch_num)
+            self.trainer.monitors.put_scalar("b", 100.0 - self.epoch_num)
+
+    train(tmp_path, Report(), MinSaver("a"), MinSaver("b"), max_epoch=2)
+    tf.reset_default_graph()
+    savers = [MinSaver("b"), MinSaver("a")]
+
+    train(tmp_path, Report(), *savers)
+
+    assert [saver.best for saver in savers] == [(12, 96.0), (3, 2.0)]
+
+
+def test_a_saver_of_an_unknown_statistic_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = InferenceRunner(Points(), [ScalarStats("cost")])
+
+    with caplog.at_level("WARNING", logger="tensorpack"):
+        train(tmp_path, runner, MinSaver("validation_cots"))
+
+    text = "MinSaver('validation_cots') saves nothing: no statistic has this name; did you mean"
+    assert caplog.text.count(text) == 1
+
+
+def test_a_saver_writes_to_the_folder_of_the_training(tmp_path: Path) -> None:
+    saver = MinSaver("validation_cost")
+
+    train(tmp_path / "run", InferenceRunner(Points(), [ScalarStats("cost")]), saver)
+
+    assert (tmp_path / "run" / "min-validation_cost.index").exists()
+
+
+def test_a_predictor_takes_no_data_of_the_training(tmp_path: Path) -> None:
+    trainer = train(tmp_path)
+    feeder = trainer.program.feeders[0]
+    place = feeder.state()
+    predict = trainer.get_predictor([], ["cost"])
+
+    with (
+        trainer.enter(),
+        pytest.raises(UsageError, match="the placeholder 'points' needs a value"),
+    ):
+        predict()
+    assert feeder.state() == place
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_model_is_saved_at_the_step_of_its_trigger(tmp_path: Path, is_enabled: bool) -> None:
+    saver: Callback = PeriodicTrigger(ModelSaver(), every_k_steps=2)
+    if is_enabled:
+        saver = EnableCallbackIf(saver, lambda _: True)
+
+    train(tmp_path, saver, max_epoch=2)
+
+    steps = sorted(int(path.stem[5:]) for path in tmp_path.glob("ckpt-*.index"))
+    assert steps == [2, 3, 4, 6]
+
+
+def test_a_dataset_of_tensorflow_is_read_once(tmp_path: Path) -> None:
+    def read_points() -> TFDatasetInput:
+        numbers = tf.data.Dataset.range(5)
+        return TFDatasetInput(numbers.map(lambda n: (tf.fill([1, 2], tf.cast(n, tf.float32)),)))
+
+    runner = InferenceRunner(read_points(), [ScalarStats("cost")])
+
+    trainer = train(tmp_path, runner, data=read_points())
+
+    assert trainer.global_step == 5
+    assert trainer.stop_reason == "DatasetFlow has ended"
+
+
+def test_a_shuffled_dataset_resumes_at_its_place(tmp_path: Path) -> None:
+    weights = []
+    for epochs in ([4], [2, 4]):
+        for max_epoch in epochs:
+            tf.reset_default_graph()
+            numbers = tf.data.Dataset.range(20).shuffle(20).repeat()
+            data = numbers.map(lambda n: (tf.fill([1, 2], tf.cast(n, tf.float32) / 20),))
+            trainer = train(
+                tmp_path / f"{len(epochs)}", data=TFDatasetInput(data), max_epoch=max_epoch
+            )
+        weights.append(trainer.sess.run("linear/W:0").tolist())
+
+    assert weights[0] == weights[1]

@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.tensorpack.callbacks.base import Callback
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 from trainer_kit.compat.tensorpack.utils import logger
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import suggest_names
 
 __all__ = ["ModelSaver", "MinSaver", "MaxSaver"]
 
@@ -34,7 +35,7 @@ class ModelSaver(Callback):
         self.max_to_keep = max_to_keep
         folder = logger.get_logger_dir()
         if checkpoint_dir and os.path.realpath(checkpoint_dir) != os.path.realpath(folder or ""):
-            raise UsageError(
+            raise ProgramError(
                 f"ModelSaver(checkpoint_dir={checkpoint_dir!r}): checkpoints are in the logger"
                 f" directory {folder!r}, from which a run resumes; leave checkpoint_dir out, or"
                 " call logger.set_logger_dir with this folder"
@@ -66,11 +67,13 @@ class MinSaver(Callback):
         self.monitor_stat = monitor_stat
         self.reverse = reverse
         self.filename = filename or f"{'max' if reverse else 'min'}-{monitor_stat}"
-        self.checkpoint_dir = checkpoint_dir or logger.get_logger_dir()
+        self.checkpoint_dir = checkpoint_dir
         # The step and the value of the best one so far.
         self.best: tuple[int, float] | None = None
+        self._is_missing_reported = False
 
     def _setup_graph(self) -> None:
+        self.checkpoint_dir = self.checkpoint_dir or logger.get_logger_dir()
         self._saver = tf.compat.v1.train.Saver(
             tf.compat.v1.global_variables(), max_to_keep=1, save_relative_paths=True
         )
@@ -79,6 +82,14 @@ class MinSaver(Callback):
         try:
             step, value = self.trainer.monitors.get_history(self.monitor_stat)[-1]
         except (KeyError, IndexError):
+            if not self._is_missing_reported:
+                self._is_missing_reported = True
+                history = self.trainer.monitors._scalar_history._dic
+                names = [name for name, values in history.items() if values]
+                logger.warn(
+                    f"{type(self).__name__}({self.monitor_stat!r}) saves nothing: no statistic has"
+                    f" this name; {suggest_names(self.monitor_stat, names)}"
+                )
             return
         if self.best is not None:
             is_better = value > self.best[1] if self.reverse else value < self.best[1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_kit.compat.tensorpack.program_errors import name_user_line
-from trainer_kit.errors import UsageError
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 
 __all__ = ["KerasPhaseCallback", "setup_keras_trainer", "KerasModel"]
 
@@ -20,7 +19,7 @@ def setup_keras_trainer(*arguments: Any, **options: Any) -> None:
         "tensorpack.contrib.keras trains models of Keras in a session of TensorFlow 1; compile the"
         " model, and train it with trainer_kit.compat.keras.fit"
     )
-    raise UsageError(name_user_line(message))
+    raise ProgramError(message)
 
 
 class KerasModel:

@@ -12,13 +12,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.tensorpack.dataflow import DataFlow, DataFromQueue, RepeatedData
+import trainer_kit.compat.tensorpack.utils.utils as utils
+from trainer_kit.compat.tensorpack.dataflow import (
+    DataFlow,
+    DataFromQueue,
+    RemoteDataZMQ,
+    RepeatedData,
+)
 from trainer_kit.compat.tensorpack.dataflow.imgaug import ImageAugmentor
 from trainer_kit.compat.tensorpack.program_errors import name_user_line
 from trainer_kit.compat.tensorpack.utils import logger
 from trainer_kit.errors import DataError
 
 _READ_AHEAD = 50
+
+# What is searched for generators.
+_SEEDED = (DataFlow, ImageAugmentor, np.random.RandomState)
+
+# Held while the global generators have the state of a pass.
+_GENERATORS_LOCK = threading.Lock()
 
 
 class DataflowReader:
@@ -35,6 +47,7 @@ class DataflowReader:
         self._dataflow = dataflow.ds if is_repeated else dataflow
         self._is_infinite = is_infinite or is_repeated
         self._reads_ahead = reads_ahead
+        self._is_queue = _reads_queue(self._dataflow)
         self._is_reset = False
         self._has_started = False
         self._pass = 0
@@ -100,6 +113,13 @@ class DataflowReader:
 
         if isinstance(datapoint, Mapping):
             base_names = [name.rpartition("/")[2] for name in names]
+            if missing := [name for name in base_names if name not in datapoint]:
+                message = (
+                    f"a datapoint of {type(self._dataflow).__name__} has the components"
+                    f" {', '.join(map(str, datapoint))}, and the model also has the input"
+                    f" {missing[0]!r}; yield a component of this name"
+                )
+                raise DataError(name_user_line(message))
             datapoint = [datapoint[name] for name in base_names]
         if len(datapoint) != len(names):
             message = (
@@ -114,18 +134,14 @@ class DataflowReader:
         """Yields (number of the pass, index, datapoint) from the place on."""
         pass_number = self._pass
         # The datapoints of a queue are gone once they are taken.
-        is_queue = isinstance(self._dataflow, DataFromQueue)
-        first = 0 if is_queue else self._index
+        first = 0 if self._is_queue else self._index
         while True:
             seed_generators(self._dataflow, pass_number)
             count = 0
             datapoints: Iterator[Any] = iter(self._dataflow)
-            if not self._reads_ahead:
+            # It may wait for its next datapoint without end, and no other reader could go on.
+            if not self._is_queue:
                 datapoints = read_with_own_generators(datapoints, pass_number)
-            elif not is_queue:
-                # Another thread may draw at any moment, so the global generators stay shared.
-                np.random.seed(_compute_seed("numpy", pass_number))
-                random.seed(_compute_seed("python", pass_number))
             for datapoint in datapoints:
                 if count >= first:
                     yield pass_number, count, datapoint
@@ -158,7 +174,7 @@ class DataflowReader:
 
     def _close(self) -> None:
         if isinstance(self._datapoints, ReadAhead):
-            self._datapoints.close()
+            self._datapoints.close(waits=not self._is_queue)
         self._datapoints = None
 
 
@@ -190,10 +206,14 @@ class ReadAhead:
             raise error
         return item
 
-    def close(self) -> None:
-        """Ends the thread."""
+    def close(self, waits: bool) -> None:
+        """Ends the thread.
+
+        Args:
+          waits: Whether to wait for its end.
+        """
         self._is_closed.set()
-        while self._thread.is_alive():
+        while waits and self._thread.is_alive():
             try:
                 self._queue.get(timeout=0.05)
             except queue.Empty:
@@ -215,8 +235,8 @@ def read_with_own_generators(datapoints: Iterator[Any], number: int) -> Iterator
     """Yields the datapoints of a pass, which draw from their own NumPy and Python generators.
 
     The global generators belong to the whole process. Here they have the state of this pass while
-    a datapoint is made, so that what is drawn between two datapoints changes nothing. Runs in the
-    main thread.
+    a datapoint is made, so that what is drawn between two datapoints changes nothing. Other readers
+    wait meanwhile.
 
     Args:
       datapoints: The datapoints.
@@ -225,19 +245,20 @@ def read_with_own_generators(datapoints: Iterator[Any], number: int) -> Iterator
     numpy_state = np.random.RandomState(_compute_seed("numpy", number)).get_state()
     python_state = random.Random(_compute_seed("python", number)).getstate()
     while True:
-        outer_numpy_state = np.random.get_state()
-        outer_python_state = random.getstate()
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        try:
-            datapoint = next(datapoints)
-        except StopIteration:
-            return
-        finally:
-            numpy_state = np.random.get_state()
-            python_state = random.getstate()
-            np.random.set_state(outer_numpy_state)
-            random.setstate(outer_python_state)
+        with _GENERATORS_LOCK:
+            outer_numpy_state = np.random.get_state()
+            outer_python_state = random.getstate()
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+            try:
+                datapoint = next(datapoints)
+            except StopIteration:
+                return
+            finally:
+                numpy_state = np.random.get_state()
+                python_state = random.getstate()
+                np.random.set_state(outer_numpy_state)
+                random.setstate(outer_python_state)
         yield datapoint
 
 
@@ -258,11 +279,22 @@ def seed_generators(dataflow: DataFlow, number: int) -> None:
         visited.add(id(item))
         if isinstance(item, np.random.RandomState):
             item.seed(_compute_seed(path, number))
-        elif isinstance(item, (list, tuple)) and len(item) < 100:
+        elif isinstance(item, (list, tuple)) and item and isinstance(item[0], _SEEDED):
             waiting += [(f"{path}/{index}", child) for index, child in enumerate(item)]
-        elif isinstance(item, (DataFlow, ImageAugmentor)):
+        elif isinstance(item, _SEEDED):
             waiting += [(f"{path}/{name}", child) for name, child in sorted(vars(item).items())]
 
 
 def _compute_seed(path: str, number: int) -> int:
-    return zlib.crc32(f"{path} {number}".encode())
+    # What fix_rng_seed of Tensorpack sets.
+    base = "" if utils._RNG_SEED is None else f" {utils._RNG_SEED}"
+    return zlib.crc32(f"{path} {number}{base}".encode())
+
+
+def _reads_queue(dataflow: Any) -> bool:
+    """Whether a dataflow, or one that it contains, takes datapoints that others produce."""
+    while not isinstance(dataflow, (DataFromQueue, RemoteDataZMQ)):
+        dataflow = getattr(dataflow, "ds", None)
+        if dataflow is None:
+            return False
+    return True

@@ -19,9 +19,8 @@ from trainer_kit.compat.tensorpack.input_source.input_source_base import (
     ProxyInputSource,
     build_or_reuse_placeholder,
 )
-from trainer_kit.compat.tensorpack.program_errors import name_user_line
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 from trainer_kit.compat.tensorpack.program_graph import current_program_graph
-from trainer_kit.errors import UsageError
 
 __all__ = [
     *("PlaceholderInput", "FeedInput", "FeedfreeInput", "QueueInput", "BatchQueueInput"),
@@ -51,6 +50,7 @@ class TowerFeed:
 
     def __init__(self, placeholders: Sequence[tf.Tensor], reader: DataflowReader) -> None:
         self.placeholders = placeholders
+        self.name = placeholders[0].op.name
         self._reader = reader
 
     def next_values(self) -> list[Any]:
@@ -78,7 +78,7 @@ class _DataflowInput(InputSource):
 
     def __init__(self, ds: DataFlow, infinite: bool = True) -> None:
         if not isinstance(ds, DataFlow):
-            raise UsageError(
+            raise ProgramError(
                 f"{type(self).__name__} takes a DataFlow, not {ds!r:.60}; give a DataFlow, or its"
                 " data as DataFromList(list)"
             )
@@ -132,12 +132,13 @@ class QueueInput(_DataflowInput, FeedfreeInput):
     Args:
       ds: The dataflow.
       queue: Not used: the engine has its own queue.
+      infinite: Whether another pass follows the last one.
     """
 
     is_queue = True
 
-    def __init__(self, ds: DataFlow, queue: Any = None) -> None:
-        super().__init__(ds)
+    def __init__(self, ds: DataFlow, queue: Any = None, infinite: bool = True) -> None:
+        super().__init__(ds, infinite)
 
     def _get_callbacks(self) -> list[Callback]:
         return [*super()._get_callbacks(), QueueSize(type(self).__name__, self._reader)]
@@ -178,7 +179,7 @@ class ZMQInput(FeedfreeInput):
             "ZMQInput receives datapoints whose place no checkpoint knows; use QueueInput, with"
             " RemoteDataZMQ as its dataflow"
         )
-        raise UsageError(name_user_line(message))
+        raise ProgramError(message)
 
     def _get_input_tensors(self) -> list[tf.Tensor]:
         return []
@@ -210,7 +211,7 @@ class TensorInput(FeedfreeInput):
         with self.cached_name_scope():
             tensors = list(self.get_tensor_fn())
         if len(tensors) != len(self._specs):
-            raise UsageError(
+            raise ProgramError(
                 f"{type(self).__name__} returned {len(tensors)} tensors, and the model has"
                 f" {len(self._specs)} inputs; return one for each"
             )
@@ -241,7 +242,7 @@ class DummyConstantInput(TensorInput):
 
 
 class TFDatasetInput(FeedfreeInput):
-    """A tf.data.Dataset, or a dataflow.
+    """A tf.data.Dataset, or a dataflow. It is read once, so one for training has to repeat.
 
     Args:
       dataset: The dataset of batches, or a dataflow.
@@ -254,7 +255,7 @@ class TFDatasetInput(FeedfreeInput):
         dataset = self._dataset
         if not isinstance(dataset, DataFlow):
             dataset = DatasetFlow(dataset)
-        self._queue = QueueInput(dataset)
+        self._queue = QueueInput(dataset, infinite=False)
         self._queue.setup(inputs)
 
     def _get_input_tensors(self) -> list[tf.Tensor]:

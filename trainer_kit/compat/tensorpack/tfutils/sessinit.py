@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.strict_restore import format_differences
+from trainer_kit.compat.tensorpack.program_errors import ProgramError
 from trainer_kit.compat.tensorpack.tfutils.common import get_op_tensor_name
 from trainer_kit.compat.tensorpack.tfutils.varmanip import (
     SessionUpdate,
@@ -23,7 +24,6 @@ from trainer_kit.compat.tensorpack.tfutils.varmanip import (
     load_checkpoint_vars,
 )
 from trainer_kit.compat.tensorpack.utils import logger
-from trainer_kit.errors import UsageError
 
 __all__ = [
     *("SessionInit", "ChainInit", "SaverRestore", "SaverRestoreRelaxed", "DictRestore"),
@@ -146,14 +146,14 @@ def SmartInit(obj: Any, *, ignore_mismatch: bool = False) -> SessionInit:
     if isinstance(obj, (list, tuple)):
         return ChainInit([SmartInit(item, ignore_mismatch=ignore_mismatch) for item in obj])
     if not isinstance(obj, (str, os.PathLike)):
-        raise UsageError(
+        raise ProgramError(
             f"SmartInit({obj!r:.60}): give the path of a checkpoint or of a .npz file, a dict of"
             " arrays, or a list of these"
         )
 
     path = os.path.expanduser(os.fspath(obj))
     if not tf.io.gfile.glob(f"{path}*"):
-        raise UsageError(f"SmartInit({path!r}): there is no such checkpoint or file")
+        raise ProgramError(f"SmartInit({path!r}): there is no such checkpoint or file")
     if path.endswith(".npz"):
         return DictRestore(dict(np.load(path)), ignore_mismatch)
     if path.endswith(".npy"):
@@ -219,7 +219,7 @@ def load_values(
     rows.sort(key=lambda row: row[0].rpartition("/"))
     has_no_match = bool(values and variables) and not matches
     if not ignore_mismatch and (mismatches or has_no_match):
-        raise UsageError(
+        raise ProgramError(
             f"{source} does not fit the graph of the program:\n{format_differences(rows)}\n  Load"
             " one of the same model, or give SmartInit(..., ignore_mismatch=True), which leaves out"
             " values of another size"

@@ -17,7 +17,7 @@ from trainer_kit.compat.tensorpack.callbacks.inference_runner import InferenceRu
 from trainer_kit.compat.tensorpack.callbacks.monitor import MonitorBase, Monitors
 from trainer_kit.compat.tensorpack.callbacks.steps import MaintainStepCounter
 from trainer_kit.compat.tensorpack.fused_steps import FusedSteps
-from trainer_kit.compat.tensorpack.program_errors import explain_assertions, name_user_line
+from trainer_kit.compat.tensorpack.program_errors import ProgramError, explain_assertions
 from trainer_kit.compat.tensorpack.program_graph import current_program_graph
 from trainer_kit.compat.tensorpack.program_run import run_program
 from trainer_kit.compat.tensorpack.reported_scalars import (
@@ -32,7 +32,6 @@ from trainer_kit.compat.tensorpack.tfutils.sessinit import JustCurrentSession
 from trainer_kit.compat.tensorpack.train.config import DEFAULT_CALLBACKS, DEFAULT_MONITORS
 from trainer_kit.compat.tensorpack.utils import logger
 from trainer_kit.compat.tensorpack.utils.utils import humanize_time_delta
-from trainer_kit.errors import UsageError
 
 __all__ = ["StopTraining", "Trainer"]
 
@@ -70,7 +69,7 @@ class TrainLoop:
           UsageError: When an epoch has no steps.
         """
         if int(steps_per_epoch) < 1 or int(max_epoch) < int(starting_epoch):
-            raise UsageError(
+            raise ProgramError(
                 f"steps_per_epoch={steps_per_epoch}, starting_epoch={starting_epoch},"
                 f" max_epoch={max_epoch}: there is no step to run; give steps_per_epoch of at"
                 " least 1, and a max_epoch that is not before starting_epoch"
@@ -91,6 +90,15 @@ class TrainLoop:
         self.starting_epoch = self.first_epoch + epochs
         # Before the first step of an epoch, the epoch before it is the last one.
         self._epoch_num = self.starting_epoch - (self._local_step == 0)
+
+    def enter_step(self, step: int) -> None:
+        """Moves to a step of the run, counted from 0, which is taken now."""
+        epochs, self._local_step = divmod(step, self.steps_per_epoch)
+        self._epoch_num = self.first_epoch + epochs
+
+    def count_calls(self, count: int) -> None:
+        """Adds calls of the hooked session to the global step."""
+        self._global_step += count
 
     def update_global_step(self) -> None:
         """Reads the global step of the graph. Runs under a default session."""
@@ -166,12 +174,14 @@ class Trainer:
         if isinstance(cb, (list, tuple)):
             return [self.register_callback(item) for item in cb].count(False) == 0
         if isinstance(self._callbacks, Callbacks):
-            raise UsageError(
+            raise ProgramError(
                 f"{type(cb).__name__}: callbacks are registered before the training begins; give it"
                 " to TrainConfig(callbacks=...), or call register_callback before train"
             )
+        if isinstance(cb, type) and issubclass(cb, Callback):
+            raise ProgramError(f"{cb.__name__} is a class; give an object, {cb.__name__}(...)")
         if not isinstance(cb, Callback):
-            raise UsageError(f"{cb!r:.60} is no Callback; give a tensorpack.Callback")
+            raise ProgramError(f"{cb!r:.60} is no Callback; give a tensorpack.Callback")
         self._callbacks.append(cb)
         return True
 
@@ -211,7 +221,7 @@ class Trainer:
           UsageError: Without steps_per_epoch, or for a positional argument.
         """
         if _sentinel or steps_per_epoch is None:
-            raise UsageError(
+            raise ProgramError(
                 "train_with_defaults needs steps_per_epoch, and takes keyword arguments only"
             )
         extra = DEFAULT_CALLBACKS() if extra_callbacks is None else extra_callbacks
@@ -282,7 +292,7 @@ class Trainer:
                 f"{type(self).__name__} has no towers and no train_op; call setup_graph before"
                 " train, set train_op in the constructor, or override run_step"
             )
-            raise UsageError(name_user_line(message))
+            raise ProgramError(message)
 
     # ---- What the engine calls.
 
@@ -324,8 +334,14 @@ class Trainer:
                 while self._step < end and not should_stop():
                     if not self._run_fused_steps(end):
                         self._run_one_step()
+                    if self.is_save_requested:
+                        break
             except (StopTraining, tf.errors.OutOfRangeError) as error:
                 self.stop_reason = str(error) or "a callback raised StopTraining"
+                logger.warn(
+                    f"the training ends at step {self._step} of {self.loop.total_steps}:"
+                    f" {self.stop_reason}"
+                )
             except StopIteration as error:
                 # The engine would take it for the end of the engine data.
                 raise RuntimeError("a step or a callback has raised StopIteration") from error
@@ -348,8 +364,7 @@ class Trainer:
     def _enter_step(self) -> None:
         """Moves to the next step, and begins its epoch."""
         loop = self.loop
-        epochs, loop._local_step = divmod(self._step, loop.steps_per_epoch)
-        loop._epoch_num = loop.first_epoch + epochs
+        loop.enter_step(self._step)
         if not self._is_in_epoch:
             self._is_in_epoch = True
             logger.info(f"Start Epoch {loop.epoch_num} ...")
@@ -363,7 +378,7 @@ class Trainer:
         if self._fused_steps is None:
             if type(self).run_step is not Trainer.run_step:
                 message = f"{type(self).__name__} has its own run_step; leave fuse_steps at 1"
-                raise UsageError(name_user_line(f"trainer.fuse_steps={self.fuse_steps}: {message}"))
+                raise ProgramError(f"trainer.fuse_steps={self.fuse_steps}: {message}")
             self._fused_steps = FusedSteps(self, self.fuse_steps)
 
         self._enter_step()

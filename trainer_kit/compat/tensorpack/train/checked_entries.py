@@ -19,7 +19,11 @@ from trainer_kit.compat.tensorpack.callbacks.inference_runner import (
     InferenceRunner,
 )
 from trainer_kit.compat.tensorpack.input_source.input_source import FeedfreeInput
-from trainer_kit.compat.tensorpack.program_errors import explain_assertions, name_user_line
+from trainer_kit.compat.tensorpack.program_errors import (
+    ProgramError,
+    explain_assertions,
+    name_user_line,
+)
 from trainer_kit.compat.tensorpack.tfutils.tower import (
     BaseTowerContext,
     TowerFunc,
@@ -79,7 +83,7 @@ def refuse(owner: Any, name: str, reason: str) -> None:
     """
 
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        raise UsageError(name_user_line(f"{name} is not supported: {reason}"))
+        raise ProgramError(f"{name} is not supported: {reason}")
 
     getattr(owner, name).__init__ = __init__
 
@@ -98,7 +102,7 @@ def check_cost(get_cost: Callable[..., Any]) -> Callable[..., Any]:
         name = getattr(get_cost, "__qualname__", "the tower function")
         if not isinstance(cost, tf.Tensor):
             message = f"{name} returned {cost!r:.60}; return the cost, a scalar tensor"
-            raise UsageError(name_user_line(message))
+            raise ProgramError(message)
         if cost.shape.rank != 0:
             message = (
                 f"{name} returned the cost {cost.op.name!r} of shape {cost.shape}; return a scalar,"
@@ -130,7 +134,7 @@ def compute_synchronized_moments(
             f" {context.total} towers, which are built one after the other; leave it out: each"
             " tower then has its own statistics"
         )
-        raise UsageError(name_user_line(message))
+        raise ProgramError(message)
     return tf.nn.moments(inputs, red_axis)
 
 
@@ -160,7 +164,7 @@ def _check_setup(trainer_class: Any) -> None:
                 f"{type(input).__name__} gives all towers the same datapoint; give"
                 f" {type(self).__name__} a QueueInput, of which each tower gets its own"
             )
-            raise UsageError(name_user_line(message))
+            raise ProgramError(message)
         return setup_graph(self, input_signature, input, check_cost(get_cost_fn), get_opt_fn)
 
     trainer_class.setup_graph = checked_setup_graph
@@ -183,7 +187,7 @@ def _check_length(config_class: Any) -> None:
                 "TrainConfig has no steps_per_epoch, and the length of its data is not known; give"
                 " steps_per_epoch, or a dataflow that has a length"
             )
-            raise UsageError(name_user_line(message)) from error
+            raise ProgramError(message) from error
 
     config_class.__init__ = checked_init
 
@@ -195,7 +199,7 @@ def _check_towers(trainer_class: Any) -> None:
                 f"{type(self).__name__} has no towers yet; call setup_graph, or set tower_func and"
                 " call it in a TowerContext"
             )
-            raise UsageError(name_user_line(message))
+            raise ProgramError(message)
         return self.tower_func.towers
 
     trainer_class.towers = property(get_towers, doc=trainer_class.towers.__doc__)
