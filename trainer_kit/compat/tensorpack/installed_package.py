@@ -18,7 +18,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,13 +140,18 @@ def restore_old_names() -> None:
 def keep_logger_folders() -> None:
     """Lets a program that is started again continue in its folder, without asking the user."""
     logger: Any = importlib.import_module(f"{DOOR}.utils.logger")
-    choose_folder = logger.set_logger_dir
+    logger.set_logger_dir.__defaults__ = ("k",)
+    logger.auto_set_dir.__defaults__ = ("k", None)
 
-    @functools.wraps(choose_folder)
-    def set_logger_dir(dirname: str, action: str | None = None) -> None:
-        if not logger.is_folder_fixed:
-            choose_folder(dirname, action or "k")
+    def skip_if_fixed(choose_folder: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(choose_folder)
+        def choose(*arguments: Any, **options: Any) -> None:
+            if not logger.is_folder_fixed:
+                choose_folder(*arguments, **options)
+
+        return choose
 
     # Whether the folder is that of an experiment, which the program does not choose.
     logger.is_folder_fixed = False
-    logger.set_logger_dir = set_logger_dir
+    logger.set_logger_dir = skip_if_fixed(logger.set_logger_dir)
+    logger.auto_set_dir = skip_if_fixed(logger.auto_set_dir)
