@@ -66,7 +66,11 @@ class Recovery(Callback):
         self._diverging_step: int | None = None
         self._bad_batch: int | None = None
         self.trials = 0
-        trainer.register_state("recovery", self._get_state, self._restore_state)
+        trainer.register_state(
+            "recovery",
+            lambda: {"trials": self.trials, "learning_rate_factor": self._factor},
+            self._restore_state,
+        )
 
     def train_begin(self, run: Run) -> None:
         """Asks for a checkpoint of the initial weights, so that the run can go back to them."""
@@ -228,9 +232,6 @@ class Recovery(Callback):
                 f"trainer.recovery_policy=lower_learning_rate: {error}, or use skip"
             ) from error
         return names
-
-    def _get_state(self) -> dict[str, Any]:
-        return {"trials": self.trials, "learning_rate_factor": self._factor}
 
     def _restore_state(self, state: dict[str, Any] | None) -> None:
         # Going back does not give trials back.

@@ -43,13 +43,13 @@ def describe_inputs(signature: Sequence[tf.TensorSpec]) -> list[InputDesc]:
     return [InputDesc(spec.dtype, spec.shape, spec.name) for spec in signature]
 
 
-def _get_inputs_desc(model: ModelDescBase) -> list[InputDesc]:
+def get_inputs_desc(model: ModelDescBase) -> list[InputDesc]:
     return describe_inputs(model.get_input_signature())
 
 
-def _get_tower_inputs_desc(trainer: TowerTrainer) -> list[InputDesc]:
+def get_tower_inputs_desc(trainer: TowerTrainer) -> list[InputDesc]:
     return describe_inputs(trainer.input_signature)
 
 
-ModelDescBase.get_inputs_desc = _get_inputs_desc
-TowerTrainer.inputs_desc = property(_get_tower_inputs_desc)
+ModelDescBase.get_inputs_desc = get_inputs_desc
+TowerTrainer.inputs_desc = property(get_tower_inputs_desc)
