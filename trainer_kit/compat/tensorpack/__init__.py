@@ -37,3 +37,6 @@ with original_name(sys.modules[__name__]):
 tfv1 = importlib.import_module(f"{__name__}.tfv1")
 importlib.import_module(f"{__name__}.mended_functions").mend_functions()
 __all__ += ["tfv1"]
+# `from tensorpack import *` brings the modules too.
+__all__ += ["callbacks", "compat", "dataflow", "graph_builder", "input_source"]
+__all__ += ["models", "predict", "tfutils", "train", "utils"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,15 @@ def test_package_has_the_names_of_its_modules() -> None:
     for name in ("logger", "dataset", "imgaug", "summary", "gradproc", "varreplace", "optimizer"):
         assert hasattr(door, name)
     assert door.summary is tfutils.summary
+
+
+def test_star_import_brings_the_modules() -> None:
+    names: dict[str, Any] = {}
+
+    exec(f"from {DOOR} import *", names)
+
+    for name in ("callbacks", "dataflow", "models", "tfutils", "train", "utils"):
+        assert names[name] is importlib.import_module(f"{DOOR}.{name}")
 
 
 @pytest.mark.parametrize("scope", ["name_scope", "variable_scope"])
