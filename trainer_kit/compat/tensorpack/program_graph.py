@@ -217,10 +217,14 @@ class ProgramGraph:
     def create_generator(self, number: int) -> tf.random.Generator:
         """Returns a new random generator whose state is a variable of the graph."""
         name = f"random_generators/{number}"
-        with self.leave():
+        with tf.init_scope():
             seed = _hash_name(name) + self.graph.seed
-            generator = tf.random.Generator.from_seed(seed, "philox")
-        self.variables[name] = generator.state
+            content = tf.random.create_rng_state(seed, "philox")
+            # A function that is traced here, such as one of a tf.data.Dataset, lets nobody create
+            # a tf.Variable.
+            state = _ResourceVariable(content, trainable=False, name=name)
+            generator = tf.random.Generator.from_state(state, "philox")
+        self.variables[name] = state
         return generator
 
     def _create_variable(

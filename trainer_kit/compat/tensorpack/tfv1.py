@@ -40,7 +40,10 @@ warnings.filterwarnings(
 )
 
 # Classes whose objects belong to the default graph. Others, such as TensorSpec, need no graph.
-_GRAPH_CLASSES = ("variable_scope", "name_scope", "Saver", "ExponentialMovingAverage")
+_GRAPH_CLASSES = (
+    *("variable_scope", "name_scope", "Saver", "ExponentialMovingAverage"),
+    *("Dataset", "TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset"),
+)
 
 _MISSING_CONTRIB = {
     "slim": "write the model with tf.layers or tensorpack.models",

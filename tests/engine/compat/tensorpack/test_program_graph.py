@@ -9,6 +9,7 @@ import pytest
 import tensorflow
 
 from trainer_kit.compat.tensorpack import tfv1 as tf
+from trainer_kit.compat.tensorpack.input_source.input_source import DatasetFlow
 from trainer_kit.compat.tensorpack.program_graph import current_program_graph
 from trainer_kit.errors import UsageError
 
@@ -100,6 +101,17 @@ def test_each_turn_of_a_loop_draws_other_numbers() -> None:
 
     assert len(set(values.tolist())) == 3
     assert any(name.startswith("random_generators/") for name in current_program_graph().variables)
+
+
+def test_a_dataset_of_the_graph_draws_random_numbers() -> None:
+    dataset = tf.data.Dataset.range(3)
+    dataset = dataset.map(lambda index: (index, tf.random_normal([])))
+
+    with tensorflow.init_scope():
+        elements = list(iter(DatasetFlow(dataset)))
+
+    assert [index for index, _ in elements] == [0, 1, 2]
+    assert len({float(noise) for _, noise in elements}) == 3
 
 
 def test_tensors_are_compared_by_identity() -> None:
