@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import random
 import threading
@@ -97,7 +98,7 @@ class DataflowReader:
             self.reset_dataflow()
             self._datapoints = self._read()
             if self._reads_ahead:
-                self._datapoints = ReadAhead(self._datapoints)
+                self._datapoints = ReadAhead(self._datapoints, can_wait=not self._is_queue)
         try:
             pass_number, index, datapoint = next(self._datapoints)
         except StopIteration:
@@ -174,7 +175,7 @@ class DataflowReader:
 
     def _close(self) -> None:
         if isinstance(self._datapoints, ReadAhead):
-            self._datapoints.close(waits=not self._is_queue)
+            self._datapoints.close()
         self._datapoints = None
 
 
@@ -183,14 +184,18 @@ class ReadAhead:
 
     Args:
       items: The iterator.
+      can_wait: Whether its next item comes without others.
     """
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Iterator[Any], can_wait: bool) -> None:
         self._items = items
+        self._can_wait = can_wait
         self._queue: queue.Queue[Any] = queue.Queue(_READ_AHEAD)
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="QueueInput", daemon=True)
         self._thread.start()
+        # Python aborts at its end if the thread runs in TensorFlow then.
+        atexit.register(self.close)
 
     @property
     def ready_count(self) -> int:
@@ -206,14 +211,11 @@ class ReadAhead:
             raise error
         return item
 
-    def close(self, waits: bool) -> None:
-        """Ends the thread.
-
-        Args:
-          waits: Whether to wait for its end.
-        """
+    def close(self) -> None:
+        """Ends the thread. Waits for its end if the next item comes."""
+        atexit.unregister(self.close)
         self._is_closed.set()
-        while waits and self._thread.is_alive():
+        while self._can_wait and self._thread.is_alive():
             try:
                 self._queue.get(timeout=0.05)
             except queue.Empty:
