@@ -29,6 +29,7 @@ from trainer_kit.cli import (
     doctor_learning_rate,
     doctor_resume,
     evals,
+    export,
     list_names,
     show,
     tensorboard,
@@ -44,6 +45,7 @@ VERBS = {
     "check": check,
     "evals": evals,
     "best": best,
+    "export": export,
     "tensorboard": tensorboard,
 }
 

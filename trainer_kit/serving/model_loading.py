@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, parse_at
 from trainer_kit.checkpoints.state.strict_restore import format_differences
 from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
 from trainer_kit.config.experiment_registry import lookup_task_class
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.runtime.precision import precision_scope
@@ -22,7 +24,7 @@ from trainer_kit.serving.run_config_loading import read_run_config, resolve_run_
 from trainer_kit.training.checks.batch_spec import is_built
 from trainer_kit.training.initial_weights.variable_matching import Match, find_best_match
 from trainer_kit.training.trainer_creation import get_trainer_class
-from trainer_kit.typing import Model
+from trainer_kit.typing import Model, TaskLike
 
 # Names in a report.
 _MAX_LISTED_NAMES = 3
@@ -65,6 +67,64 @@ class LoadedWeights:
         return f"{text}; not used: {unused_sections}"
 
 
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run whose task and model are built, with the weights of a checkpoint.
+
+    Attributes:
+      folder: The folder of the run.
+      config: The config of the run, on one device.
+      task: The task.
+      model: The model, with the weights that the run evaluates.
+      checkpoint: The prefix of the checkpoint.
+      step: The step of the checkpoint.
+    """
+
+    folder: Path
+    config: ExperimentConfig
+    task: TaskLike
+    model: Any
+    checkpoint: str
+    step: int
+
+
+def open_run(
+    run_dir: str | os.PathLike[str],
+    which: str | int = "best",
+    import_modules: str | Sequence[str] = (),
+    weights: str = "",
+) -> LoadedRun:
+    """Builds the task and the model of a run, and loads the weights. See `load_model`."""
+    folder = resolve_run_dir(run_dir)
+    config = read_run_config(folder, import_modules, "import_modules")
+
+    def find_checkpoint() -> str:
+        return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
+
+    # A missing checkpoint is reported before the model is built.
+    find_checkpoint()
+    with precision_scope(config.runtime):
+        task_class = lookup_task_class(config.task)
+        task = task_class(config.task, logging_dir=os.fspath(folder))
+        trainer_class = get_trainer_class(config)
+        trainer = trainer_class.create(config, task, False, True)
+
+    prefix, _ = _load_with_retry(find_checkpoint, trainer.state.restore_weights)
+    if weights and not trainer.state.has_averages(prefix):
+        raise UsageError(
+            f"weights: {prefix} holds one kind of weights, those that were evaluated; leave"
+            f' weights={weights!r} out, or load a checkpoint of the run, such as which="latest"'
+        )
+
+    variables = list(trainer.model.variables)
+    with trainer.use_weights(weights):
+        values = [variable.numpy() for variable in variables]
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    step = int(trainer.global_step.numpy())
+    return LoadedRun(folder, config, task, trainer.model, prefix, step)
+
+
 def load_model(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
@@ -92,36 +152,10 @@ def load_model(
         not known.
       StorageError: when the files are damaged.
     """
-    folder = resolve_run_dir(run_dir)
-    config = read_run_config(folder, import_modules, "import_modules")
-
-    def find_checkpoint() -> str:
-        return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
-
-    # A missing checkpoint is reported before the model is built.
-    find_checkpoint()
-    with precision_scope(config.runtime):
-        task_class = lookup_task_class(config.task)
-        task = task_class(config.task, logging_dir=os.fspath(folder))
-        trainer_class = get_trainer_class(config)
-        trainer = trainer_class.create(config, task, False, True)
-
-    prefix, _ = _load_with_retry(find_checkpoint, trainer.state.restore_weights)
-    if weights and not trainer.state.has_averages(prefix):
-        raise UsageError(
-            f"weights: {prefix} holds one kind of weights, those that were evaluated; leave"
-            f' weights={weights!r} out, or load a checkpoint of the run, such as which="latest"'
-        )
-
-    variables = list(trainer.model.variables)
-    with trainer.use_weights(weights):
-        values = [variable.numpy() for variable in variables]
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-    class_name = type(trainer.model).__name__
-    print(f"loaded {class_name} from {prefix}")
-    return trainer.model
+    run = open_run(run_dir, which, import_modules, weights)
+    class_name = type(run.model).__name__
+    print(f"loaded {class_name} from {run.checkpoint}")
+    return run.model
 
 
 def load_weights(

@@ -250,7 +250,7 @@ def _steps_with_model(task: TaskLike, model: Model) -> Iterator[Callable[[Any], 
     if not _is_default(task, "validation_step") or has_unbuilt_metrics(model):
         yield lambda batch: apply_autograph(task.validation_step)(batch, model=model, metrics=[])
 
-    yield lambda batch: apply_autograph(task.inference_step)(_features(batch, model), model)
+    yield lambda batch: apply_autograph(task.inference_step)(select_features(batch, model), model)
 
     if not _is_default(task, "train_step") or has_unbuilt_metrics(model):
         yield lambda batch: apply_autograph(task.train_step)(
@@ -315,7 +315,7 @@ def _describe_batch(section: str, batch: NestedSpec, task: TaskLike, model: Mode
         )
 
     def run_inference(inputs: Any) -> Any:
-        features = _features(inputs, model)
+        features = select_features(inputs, model)
         return apply_autograph(task.inference_step)(features, model)
 
     # A model that fails on the batch has no outputs to describe.
@@ -324,7 +324,7 @@ def _describe_batch(section: str, batch: NestedSpec, task: TaskLike, model: Mode
         yield f"the model gives {describe_structure(outputs)}"
 
 
-def _features(batch: Any, model: Model) -> Any:
+def select_features(batch: Any, model: Model) -> Any:
     """Returns the part of a batch that the model is called on.
 
     This is the first of a pair, and for a compiled model also of a triple.

@@ -1,0 +1,67 @@
+"""Writes the model of a run as a SavedModel, a .keras file, or for LiteRT or ONNX Runtime."""
+
+from __future__ import annotations
+
+import argparse
+
+from trainer_kit.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments for the run, its checkpoint, the formats and the new folder."""
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        help="best, best:NAME, latest, a step, or a path. Default: best.",
+    )
+    parser.add_argument(
+        "--format",
+        default="saved_model",
+        help="Formats: saved_model, keras, litert, onnx, joined by commas. Default: saved_model.",
+    )
+    parser.add_argument(
+        "--output", help="The new folder. Default: export/<step> in the folder of the run."
+    )
+    parser.add_argument(
+        "--weights",
+        default="",
+        help="average, weights, or one of ema.more_decays. Default: those that the run evaluates.",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help=(
+            "The largest difference from the model that is allowed, as a part of the largest"
+            " output. Default: 1e-5 in float32."
+        ),
+    )
+    parser.add_argument(
+        "--import_module",
+        action="append",
+        default=[],
+        help="A module to import first. Default: those of the command of the run.",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the formats, and prints how far each is from the model.
+
+    Raises:
+      UsageError: when the run, the checkpoint or a format does not exist, the folder exists
+        already, or a format cannot contain the model.
+      StorageError: when a file cannot be read or written.
+    """
+    # This imports TensorFlow, which other verbs do not need.
+    from trainer_kit.serving.export import export
+
+    export(
+        arguments.model_dir,
+        arguments.output,
+        arguments.format.split(","),
+        which=arguments.checkpoint,
+        import_modules=arguments.import_module,
+        weights=arguments.weights,
+        tolerance=arguments.tolerance,
+    )
+    return ExitCode.DONE
