@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,7 +36,8 @@ model = keras.saving.load_model(model_path, compile=False)
 batches = np.load(batches_path)
 results = {}
 for number in sorted({key.partition("|")[0] for key in batches}):
-    take = lambda name: batches[f"{number}|{name}"]
+    def take(name):
+        return batches[f"{number}|{name}"]
     features = keras.tree.map_structure(take, json.loads(structure))
     outputs = keras.tree.flatten(model(features, training=False))
     for index, output in enumerate(outputs):
@@ -146,7 +148,7 @@ outputs = model({features}, training=False)"""
     ) -> list[dict[str, np.ndarray]]:
         """Runs the model in a process that knows only Keras. See ExportFormat."""
         structure = tf.nest.pack_sequence_as(inference.features_spec, list(inference.input_specs))
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for number, batch in enumerate(batches):
             arrays.update({f"{number:03}|{name}": value for name, value in batch.items()})
         with tempfile.TemporaryDirectory() as folder:
