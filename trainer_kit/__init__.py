@@ -46,6 +46,7 @@ _HOME = {
     "expose": "training.step_tensors",
     "export": "serving.export",
     "get_predictor": "serving.predictor",
+    "predict": "serving.prediction",
     "load_model": "serving.model_loading",
     "load_weights": "serving.model_loading",
     "GanTask": "training.gan_task",
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
     from trainer_kit.serving.export import export as export
     from trainer_kit.serving.model_loading import load_model as load_model
     from trainer_kit.serving.model_loading import load_weights as load_weights
+    from trainer_kit.serving.prediction import predict as predict
     from trainer_kit.serving.predictor import get_predictor as get_predictor
     from trainer_kit.training.gan_task import GanTask as GanTask
     from trainer_kit.training.multitask.multi_task import MultiTask as MultiTask

@@ -31,6 +31,7 @@ from trainer_kit.cli import (
     evals,
     export,
     list_names,
+    predict,
     show,
     tensorboard,
 )
@@ -46,6 +47,7 @@ VERBS = {
     "evals": evals,
     "best": best,
     "export": export,
+    "predict": predict,
     "tensorboard": tensorboard,
 }
 

@@ -13,8 +13,9 @@ from trainer_kit.inputs.dataset_iterator import explain_missing_files
 from trainer_kit.inputs.registered_datasets import get_build_inputs
 from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.worker_pipeline import build_one_pass
-from trainer_kit.training.checks.batch_spec import select_features
-from trainer_kit.typing import Model, TaskLike
+from trainer_kit.serving.model_loading import LoadedRun
+from trainer_kit.training.checks.batch_spec import get_replica_spec, select_features
+from trainer_kit.typing import Model, NestedSpec, TaskLike
 
 
 def build_validation_dataset(
@@ -39,6 +40,12 @@ def build_validation_dataset(
     with explain_missing_files(path):
         data = call_build_inputs(get_build_inputs(task, section), section, input_context)
         return build_one_pass(data, input_context)
+
+
+def get_features_spec(run: LoadedRun) -> NestedSpec:
+    """Returns the specs of the features of a run's validation data. No data is read."""
+    dataset = build_validation_dataset(run.config, run.task)
+    return select_features(get_replica_spec(dataset.element_spec), run.model)
 
 
 def take_features(dataset: tf.data.Dataset, model: Model, count: int) -> Any:
