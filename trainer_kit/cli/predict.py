@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ExitCode, UsageError
 
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when a file cannot be read or written.
     """
     # This imports TensorFlow, which other verbs do not need.
-    from trainer_kit.runtime.strategy import get_distribution_strategy
+    from trainer_kit.runtime.strategy import create_strategy
     from trainer_kit.serving.prediction import predict
 
     number, _, count = arguments.worker.partition("/")
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         import_modules=arguments.import_module,
         weights=arguments.weights,
         batch_size=arguments.batch_size,
-        strategy=get_distribution_strategy("auto"),
+        strategy=create_strategy(RuntimeConfig()),
         worker=int(number),
         workers=int(count),
         verbose=True,
