@@ -36,12 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             " output. Default: 1e-5 in float32."
         ),
     )
-    parser.add_argument(
-        "--import_module",
-        action="append",
-        default=[],
-        help="A module to import first. Default: those of the command of the run.",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

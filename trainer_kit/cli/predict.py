@@ -40,12 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NUMBER/COUNT",
         help="This worker's number, from 0, and the number of workers. Default: 0/1.",
     )
-    parser.add_argument(
-        "--import_module",
-        action="append",
-        default=[],
-        help="A module to import first. Default: those of the command of the run.",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
