@@ -23,6 +23,7 @@ RESERVED_NAMES = (
     "heartbeat.json",
     "trainer.lock",
     "evals",
+    "export",
     "train",
     "ema_checkpoints",
     "samples",

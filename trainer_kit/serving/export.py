@@ -23,7 +23,11 @@ from trainer_kit.serving.inference_function import InferenceFunction, build_infe
 from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
-from trainer_kit.serving.validation_examples import build_validation_dataset, take_features
+from trainer_kit.serving.validation_examples import (
+    build_validation_dataset,
+    get_serving_examples,
+    take_features,
+)
 from trainer_kit.typing import Model
 
 _FOLDER = "export"
@@ -129,6 +133,8 @@ def _prepare(
         model = run.model
         task = run.task
         dtype = run.config.runtime.mixed_precision_dtype or "float32"
+        if examples is None:
+            examples = get_serving_examples(task)
     if getattr(model, "compute_dtype", "float32") != "float32":
         dtype = model.compute_dtype
     is_exact = dtype == "float32"

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -140,7 +141,7 @@ outputs = model({features}, training=False)"""
                 f"keras: {kind.__module__}.{kind.__name__} is not a model of Keras 3; take the"
                 " format saved_model"
             )
-        with _explain_conversion("keras"):
+        with _explain_conversion(self.name):
             model.save(path)
 
     def run(
@@ -166,7 +167,7 @@ outputs = model({features}, training=False)"""
             if ended.returncode != 0:
                 reason = ended.stderr.strip().rpartition("\n")[2]
                 raise UsageError(
-                    f"keras: a program that knows only Keras cannot load the file: {reason:.300};"
+                    f"keras: a program that knows only Keras cannot load the file: {reason:.150};"
                     " take the format saved_model"
                 )
             with np.load(outputs_path) as outputs:
@@ -189,7 +190,7 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
         with tempfile.TemporaryDirectory() as folder:
             SavedModelFormat().write(inference, folder)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
-            with _explain_conversion("LiteRT"):
+            with _explain_conversion(self.name):
                 content = converter.convert()
         with open(path, "wb") as stream:
             stream.write(content)
@@ -199,7 +200,7 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
     ) -> list[dict[str, np.ndarray]]:
         """Runs the signature in an interpreter. See ExportFormat."""
         runtime = import_runtime("ai_edge_litert.interpreter", self.name)
-        with _explain_conversion("LiteRT"):
+        with _explain_conversion(self.name):
             interpreter = runtime.Interpreter(model_path=path)
             runner = interpreter.get_signature_runner(SIGNATURE)
             return [runner(**batch) for batch in batches]
@@ -220,7 +221,7 @@ outputs = session.run(None, {feeds})"""
         """Converts the function with tf2onnx. See ExportFormat."""
         converter = import_runtime("tf2onnx", self.name)
         specs = list(inference.input_specs.values())
-        with _explain_conversion("ONNX"):
+        with _explain_conversion(self.name):
             converter.convert.from_function(
                 inference.function, input_signature=specs, output_path=path
             )
@@ -230,7 +231,7 @@ outputs = session.run(None, {feeds})"""
     ) -> list[dict[str, np.ndarray]]:
         """Runs the file in ONNX Runtime. See ExportFormat."""
         runtime = import_runtime("onnxruntime", self.name)
-        with _explain_conversion("ONNX Runtime"):
+        with _explain_conversion("onnx: ONNX Runtime"):
             session = runtime.InferenceSession(path)
             names = [output.name for output in session.get_outputs()]
             results = []
@@ -284,9 +285,16 @@ def _explain_conversion(name: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise UsageError(f"{name} refuses the model: {reason:.400}") from error
+        text = str(error)
+        operations = sorted(set(re.findall(r"'tf\.(\w+)' op", text)))
+        if "TensorListReserve" in operations:
+            reason = "a recurrent layer has a loop; build it with unroll=True"
+        elif operations:
+            reason = f"it has no operation {', '.join(operations)}; take the format saved_model"
+        else:
+            lines = [line for line in text.splitlines() if line.strip()]
+            reason = lines[0] if lines else type(error).__name__
+        raise UsageError(f"{name} refuses the model: {reason:.300}") from error
 
 
 def _split_outputs(

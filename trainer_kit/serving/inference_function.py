@@ -52,7 +52,7 @@ class InferenceFunction:
 
 
 def build_inference_function(
-    task: TaskLike | None, model: Model, features_spec: NestedSpec
+    task: TaskLike | None, model: Model, features_spec: NestedSpec, is_raw: bool = True
 ) -> InferenceFunction:
     """Returns the inference of a task, between its `preprocess` and its `postprocess`.
 
@@ -61,7 +61,8 @@ def build_inference_function(
     Args:
       task: The task. None: the inference is a call of the model.
       model: The model, with the weights to export.
-      features_spec: The specs of the features of a batch.
+      features_spec: The specs of the inputs of `preprocess`, or of the features.
+      is_raw: Whether `preprocess` comes first.
 
     Raises:
       UsageError: When an input is no dense tensor with a batch dimension.
@@ -71,9 +72,13 @@ def build_inference_function(
     for name, spec in zip(names, tf.nest.flatten(features_spec), strict=True):
         specs.append(_open_batch(name, spec))
 
+    preprocess: Callable[[Any], Any] | None = getattr(task, "preprocess", None)
+
     @tf.function(input_signature=specs, autograph=False)
     def infer(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         features = tf.nest.pack_sequence_as(features_spec, tensors)
+        if is_raw and preprocess is not None:
+            features = apply_autograph(preprocess)(features)
         outputs = run_inference(task, model, features)
         output_names = name_tensors(outputs, _OUTPUTS)
         return dict(zip(output_names, tf.nest.flatten(outputs), strict=True))
@@ -95,14 +100,10 @@ def run_inference(task: TaskLike | None, model: Model, features: Any) -> Any:
     """Returns the outputs of a task for features, in inference mode. Runs in graph."""
     if task is None:
         return apply_autograph(model)(features, training=False)
-    preprocess: Callable[[Any], Any] | None = getattr(task, "preprocess", None)
-    postprocess: Callable[[Any], Any] | None = getattr(task, "postprocess", None)
-    if preprocess is not None:
-        features = apply_autograph(preprocess)(features)
     outputs = apply_autograph(task.inference_step)(features, model)
-    if postprocess is not None:
-        outputs = apply_autograph(postprocess)(outputs)
-    return outputs
+    # Tasks of TF Model Garden have no such method.
+    postprocess: Callable[[Any], Any] | None = getattr(task, "postprocess", None)
+    return outputs if postprocess is None else apply_autograph(postprocess)(outputs)
 
 
 def _get_input_names(model: Model) -> list[str]:

@@ -18,8 +18,13 @@ from trainer_kit.serving.export_formats import Arrays
 from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
 from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
 from trainer_kit.serving.prediction_files import PredictionParts, check_output, merge_parts
-from trainer_kit.serving.prediction_inputs import Batch, PredictionInputs, open_inputs
-from trainer_kit.serving.validation_examples import get_features_spec
+from trainer_kit.serving.prediction_inputs import (
+    Batch,
+    PredictionInputs,
+    is_tfrecord,
+    open_inputs,
+)
+from trainer_kit.serving.validation_examples import get_features_spec, get_serving_examples
 from trainer_kit.typing import Model
 
 _PART_ROWS = 8192
@@ -112,17 +117,26 @@ def _open_inference(
     """Returns the run, if it is one, and its inference. Called in strategy scope."""
     if isinstance(run_or_model, (str, os.PathLike)):
         run = open_run(run_or_model, which, import_modules, weights)
-        return run, build_inference_function(run.task, run.model, get_features_spec(run))
-    check_built(run_or_model)
+        if data is None or is_tfrecord(data):
+            spec = get_features_spec(run)
+            return run, build_inference_function(run.task, run.model, spec, is_raw=False)
+        examples = get_serving_examples(run.task)
+        if examples is None:
+            spec = get_features_spec(run)
+        else:
+            spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
+        return run, build_inference_function(run.task, run.model, spec)
     if getattr(run_or_model, "inputs", None):
         # A functional model knows its inputs.
         structure = run_or_model.input
         spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
-    elif data is None or isinstance(data, (str, os.PathLike)):
+        return None, build_inference_function(None, run_or_model, spec)
+
+    check_built(run_or_model)
+    if data is None or isinstance(data, (str, os.PathLike)):
         raise UsageError("predict: a model that is not functional takes arrays as data")
-    else:
-        arrays = tf.nest.map_structure(tf.convert_to_tensor, data)
-        spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, arrays)
+    arrays = tf.nest.map_structure(tf.convert_to_tensor, data)
+    spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, arrays)
     return None, build_inference_function(None, run_or_model, spec)
 
 
@@ -139,9 +153,12 @@ class _Computation:
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
 
+        def infer(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
+            return inference.function(*arguments)
+
         @tf.function(autograph=False, reduce_retracing=True)
         def run_replicas(arguments: list[Any]) -> Any:
-            return strategy.run(inference.function, args=arguments)
+            return strategy.run(infer, args=arguments)
 
         self._run_replicas = run_replicas
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -35,13 +34,11 @@ class PredictionInputs:
       identity: What the data is, in JSON types.
       read_batches: Returns the batches after the first ones, whose number it takes.
       batch_count: The number of batches. None if it is not known.
-      has_raw_features: Whether the task's `preprocess` has to be applied.
     """
 
     identity: Any
     read_batches: Callable[[int], Iterator[Batch]]
     batch_count: int | None
-    has_raw_features: bool = True
 
 
 def open_validation_data(
@@ -77,7 +74,7 @@ def open_validation_data(
             yield dict(zip(inference.input_specs, tf.nest.flatten(features), strict=True)), keys
 
     identity = section.as_dict() if hasattr(section, "as_dict") else repr(section)
-    return PredictionInputs(identity, read_batches, count if count >= 0 else None, False)
+    return PredictionInputs(identity, read_batches, count if count >= 0 else None)
 
 
 def open_inputs(
@@ -99,7 +96,9 @@ def open_inputs(
     path = os.fspath(data)
     if os.path.isdir(path):
         return _open_images(path, inference, batch_size)
-    if not glob.glob(path):
+    if is_tfrecord(path) and run is not None:
+        return open_validation_data(run, inference, path)
+    if not os.path.exists(path):
         folder = Path(path).parent
         names = os.listdir(folder) if folder.is_dir() else []
         raise UsageError(
@@ -115,12 +114,15 @@ def open_inputs(
         return _slice_arrays(arrays, _describe_file(path), inference, batch_size)
     if suffix in (".csv", ".parquet"):
         return _open_table(path, inference, batch_size)
-    if "tfrecord" in Path(path).name and run is not None:
-        return open_validation_data(run, inference, path)
     raise UsageError(
         f"input: {path} is of no known kind; give a .npz, .npy, .csv or .parquet file, files with"
         " `tfrecord` in their names, or a folder of images"
     )
+
+
+def is_tfrecord(data: Any) -> bool:
+    """Whether data is the path or the pattern of TFRecord files, which the task of a run reads."""
+    return isinstance(data, (str, os.PathLike)) and "tfrecord" in Path(data).name
 
 
 def _name_arrays(data: Any, inference: InferenceFunction) -> dict[str, np.ndarray]:

@@ -42,6 +42,13 @@ def build_validation_dataset(
         return build_one_pass(data, input_context)
 
 
+def get_serving_examples(task: TaskLike) -> Any:
+    """Returns the batch of `serving_examples` of a task as tensors. None if it has none."""
+    get_examples = getattr(task, "serving_examples", None)
+    examples = None if get_examples is None else get_examples()
+    return None if examples is None else tf.nest.map_structure(tf.convert_to_tensor, examples)
+
+
 def get_features_spec(run: LoadedRun) -> NestedSpec:
     """Returns the specs of the features of a run's validation data. No data is read."""
     dataset = build_validation_dataset(run.config, run.task)

@@ -312,6 +312,29 @@ class Task(abc.ABC):
         """
         return apply_autograph(model)(inputs, training=False)
 
+    def preprocess(self, inputs: Any) -> Any:
+        """Returns the features of the model for the inputs of an export. By default, the inputs.
+
+        Override it together with `serving_examples`, so that those who use an export need not do
+        what `build_inputs` does. Runs in graph.
+        """
+        return inputs
+
+    def postprocess(self, outputs: Any) -> Any:
+        """Returns what an export gives for outputs of `inference_step`. By default, the outputs.
+
+        Runs in graph.
+        """
+        return outputs
+
+    def serving_examples(self) -> Any:
+        """Returns one batch of inputs of `preprocess`. Called eagerly, on the host.
+
+        They show the shapes and dtypes of the inputs, and an export is compared with the model on
+        them. None, the default: exports take the features of the validation data.
+        """
+        return None
+
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         """Returns `state` with the logs of a validation step added.
 

@@ -61,7 +61,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         (
             ["shwo"],
             "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', "
-            "'tensorboard', ",
+            "'export', 'predict', 'tensorboard', ",
         ),
         # There are no abbreviations.
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),

@@ -1,0 +1,202 @@
+"""Exports: each format runs in its own runtime, and what differs is not published."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import trainer_kit
+from trainer_kit.errors import UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.serving.export import publish_folder
+from trainer_kit.serving.inference_function import name_tensors
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.testing.tiny_task import FEATURES
+
+NAME = "tests_exported"
+LEFT = np.random.default_rng(0).random((8, 6)).astype("float32")
+RIGHT = LEFT[:, :3] + 1
+
+
+class ShiftedTask(TinyTask):
+    """Takes features that are shifted, and gives probabilities."""
+
+    def preprocess(self, inputs: Any) -> Any:
+        return inputs["shifted"] - 1.0
+
+    def postprocess(self, outputs: Any) -> Any:
+        return {"probabilities": tf.nn.softmax(outputs)}
+
+    def serving_examples(self) -> Any:
+        return {"shifted": np.ones((9, FEATURES), "float32")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that evaluates averaged weights."""
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    optimization = {
+        "optimizer": {"type": "sgd"},
+        "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
+        "ema": {"average_decay": 0.95},
+    }
+    config = tiny_experiment(
+        train_steps=20, optimizer_config=optimization, best_checkpoint_eval_metric="accuracy"
+    )
+    trainer_kit.register_experiment(NAME)(lambda: config)
+    launch(config, "train_and_eval", str(folder), experiment=NAME)
+    return folder
+
+
+def build_two_inputs() -> keras.Model:
+    left = keras.Input((6,), name="left")
+    right = keras.Input((3,), name="right")
+    hidden = keras.layers.Concatenate()([left, right])
+    hidden = keras.layers.GaussianNoise(1.0)(keras.layers.Dropout(0.5)(hidden))
+    return keras.Model({"left": left, "right": right}, keras.layers.Dense(2)(hidden))
+
+
+def test_an_exported_run_gives_the_averaged_weights(run: Path) -> None:
+    exported = trainer_kit.export(run, formats=["saved_model"])
+
+    model = tf.saved_model.load(exported.path)
+    features = np.ones((5, FEATURES), "float32")
+    outputs = model.signatures["serving_default"](inputs=tf.constant(features))
+    averaged = trainer_kit.load_model(run)
+    np.testing.assert_allclose(outputs["outputs"], averaged(features), rtol=1e-6)
+    assert exported.path == str(run / "export" / "20")
+    assert exported.formats["saved_model"].difference == 0.0
+
+
+def test_the_card_says_what_the_model_is(run: Path, tmp_path: Path) -> None:
+    trainer_kit.export(run, tmp_path / "model")
+
+    text = (tmp_path / "model" / "README.md").read_text()
+    record = json.loads((tmp_path / "model" / "export.json").read_text())
+    assert f"# {NAME}, step 20" in text
+    assert f"| `inputs` | float32 | [batch, {FEATURES}] |" in text
+    assert "| accuracy |" in text
+    assert f'tf.saved_model.load("{tmp_path / "model"}")' in text
+    assert record["step"] == 20
+    assert record["inputs"] == {"inputs": {"dtype": "float32", "shape": [None, FEATURES]}}
+
+
+@pytest.mark.parametrize("file", ["saved_model", "keras", "litert", "onnx"])
+def test_two_named_inputs_reach_each_runtime(file: str, tmp_path: Path) -> None:
+    model = build_two_inputs()
+
+    exported = trainer_kit.export(
+        model, tmp_path / "model", [file], examples={"left": LEFT, "right": RIGHT}
+    )
+
+    assert exported.formats[file].difference < 1e-5
+    assert exported.formats[file].examples == 8
+
+
+def test_a_task_has_its_own_inputs_and_outputs(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("preprocess", "postprocess", "serving_examples"):
+        monkeypatch.setattr(TinyTask, name, getattr(ShiftedTask, name))
+
+    exported = trainer_kit.export(run, tmp_path / "model")
+
+    model = tf.saved_model.load(exported.path)
+    outputs = model.signatures["serving_default"](shifted=tf.ones([2, FEATURES]))
+    np.testing.assert_allclose(tf.reduce_sum(outputs["probabilities"], 1), [1, 1], rtol=1e-6)
+
+
+class Unregistered(keras.Model):
+    def __init__(self, noise: float = 0.0) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.noise = noise
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = self.dense(inputs)
+        return outputs + self.noise * tf.random.normal([2]) if self.noise else outputs
+
+
+def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    model = Unregistered()
+    model(LEFT)
+
+    with pytest.raises(UsageError, match="knows only Keras cannot load the file: TypeError: Could"):
+        trainer_kit.export(model, tmp_path / "model", ["saved_model", "keras"], examples=LEFT)
+
+    # The other format is there.
+    assert (tmp_path / "model" / "saved_model.pb").exists()
+    assert not (tmp_path / "model" / "model.keras").exists()
+
+
+def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
+    model = Unregistered(noise=1.0)
+    model(LEFT)
+
+    with pytest.raises(UsageError, match="two calls on the same batch differ"):
+        trainer_kit.export(model, tmp_path / "model", examples=LEFT)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_recurrent_layer_needs_unroll_in_litert(tmp_path: Path) -> None:
+    inputs = keras.Input((4, 3))
+    model = keras.Model(inputs, keras.layers.LSTM(2)(inputs))
+
+    with pytest.raises(UsageError, match=r"litert refuses the model: .* unroll=True"):
+        trainer_kit.export(model, tmp_path / "model", ["litert"], examples=np.ones((8, 4, 3)))
+
+
+def test_a_model_of_keras_2_is_exported(tmp_path: Path) -> None:
+    inputs = tf_keras.Input((6,))
+    model = tf_keras.Model(inputs, tf_keras.layers.BatchNormalization()(inputs))
+
+    exported = trainer_kit.export(model, tmp_path / "model", examples=LEFT)
+    with pytest.raises(UsageError, match="is not a model of Keras 3; take the format saved_model"):
+        trainer_kit.export(model, tmp_path / "other", ["keras"], examples=LEFT)
+
+    assert exported.formats["saved_model"].difference == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"formats": ["onix"]}, "there is no format 'onix'; did you mean onnx?"),
+        ({"path": "."}, "exists already"),
+        ({"which": 7}, "there is no checkpoint of step 7"),
+    ],
+)
+def test_mistakes_are_one_line(run: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trainer_kit.export(run, **arguments)
+
+
+def test_a_killed_export_leaves_nothing(tmp_path: Path) -> None:
+    leftover = tmp_path / ".model.999999999.tmp"
+    leftover.mkdir()
+
+    with publish_folder(tmp_path / "model") as folder:
+        Path(folder, "file").write_text("content")
+        assert not (tmp_path / "model").exists()
+
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("structure", "names"),
+    [
+        (1, ["inputs"]),
+        ([1, 2], ["inputs_0", "inputs_1"]),
+        ({"b": 1, "a": [2, 3]}, ["a_0", "a_1", "b"]),
+        ({"a-b": 1}, ["a_b"]),
+    ],
+)
+def test_inputs_have_names(structure: Any, names: list[str]) -> None:
+    assert name_tensors(structure, "inputs") == names

@@ -1,0 +1,208 @@
+"""Predictions: rows in their order, files of each kind, and parts that a killed one continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pandas
+import pytest
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.errors import UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.serving import prediction, prediction_files
+from trainer_kit.serving.prediction_files import PredictionParts
+from trainer_kit.testing import tiny_experiment
+from trainer_kit.testing.tiny_task import tiny_arrays
+
+NAME = "tests_predicted"
+ROWS = np.random.default_rng(0).random((70, 3)).astype("float32")
+KEYS = np.arange(70) * 2
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    inputs = keras.Input((3,), name="x")
+    return keras.Model(inputs, keras.layers.Dense(2)(inputs))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three batches of ten rows are a part."""
+    monkeypatch.setattr(prediction, "_PART_ROWS", 30)
+
+
+READERS: dict[str, Callable[[Path], tuple[np.ndarray, list[Any]]]] = {
+    ".npz": lambda path: (np.load(path)["outputs"], np.load(path)["key"].tolist()),
+    ".jsonl": lambda path: (
+        np.array([json.loads(line)["outputs"] for line in path.read_text().splitlines()]),
+        [json.loads(line)["key"] for line in path.read_text().splitlines()],
+    ),
+    ".csv": lambda path: (
+        pandas.read_csv(path)[["outputs_0", "outputs_1"]].to_numpy(),
+        pandas.read_csv(path)["key"].tolist(),
+    ),
+    ".parquet": lambda path: (
+        np.stack(pandas.read_parquet(path)["outputs"].to_numpy()),
+        pandas.read_parquet(path)["key"].tolist(),
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_rows_are_written_in_their_order(model: keras.Model, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+
+    trainer_kit.predict(model, {"x": ROWS, "key": KEYS}, path, batch_size=10)
+
+    outputs, keys = READERS[suffix](path)
+    np.testing.assert_allclose(outputs, model(ROWS), rtol=1e-5)
+    assert keys == KEYS.tolist()
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_without_an_output_the_columns_are_returned(model: keras.Model) -> None:
+    columns = trainer_kit.predict(model, ROWS, batch_size=32)
+
+    np.testing.assert_allclose(columns["outputs"], model(ROWS), rtol=1e-5)
+
+
+def test_a_killed_prediction_computes_the_missing_parts(
+    model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.npz"
+    write = PredictionParts.write
+    written: list[int] = []
+
+    def write_two(self: PredictionParts, number: int, columns: Any) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(number)
+        write(self, number, columns)
+
+    monkeypatch.setattr(PredictionParts, "write", write_two)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10)
+    monkeypatch.setattr(PredictionParts, "write", write)
+    assert written == [0, 1]
+
+    trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10)
+
+    np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS), rtol=1e-5)
+
+
+def test_parts_of_another_prediction_are_refused(model: keras.Model, tmp_path: Path) -> None:
+    path = str(tmp_path / "out.npz")
+    PredictionParts(path, {"checkpoint": "other"})
+
+    with pytest.raises(UsageError, match="has the parts of another prediction: checkpoint"):
+        trainer_kit.predict(model, {"x": ROWS}, path)
+
+
+def test_two_workers_share_the_parts(model: keras.Model, tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+
+    trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=1, workers=2)
+    assert not path.exists()
+    trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=0, workers=2)
+
+    np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS), rtol=1e-5)
+
+
+def test_two_replicas_share_each_batch(tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+    )
+    with strategy.scope():
+        inputs = keras.Input((3,), name="x")
+        model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+
+    columns = trainer_kit.predict(model, ROWS[:33], batch_size=16, strategy=strategy)
+
+    np.testing.assert_allclose(columns["outputs"], model(ROWS[:33]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_a_file_is_read_by_the_names_of_its_columns(
+    model: keras.Model, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"in{suffix}"
+    table = pandas.DataFrame({f"x_{index}": ROWS[:, index] for index in range(3)})
+    table["key"] = KEYS
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        pandas.DataFrame({"x": list(ROWS), "key": KEYS}).to_parquet(path)
+    else:
+        np.savez(path, x=ROWS, key=KEYS)
+
+    columns = trainer_kit.predict(model, path, batch_size=32)
+
+    np.testing.assert_allclose(columns["outputs"], model(ROWS), rtol=1e-4)
+    assert columns["key"].tolist() == KEYS.tolist()
+
+
+def test_a_folder_of_images_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    for name, value in (("b/2.png", 2), ("a/1.png", 1), ("c.png", 3)):
+        image = tf.fill([8, 6, 3], tf.constant(value * 10, tf.uint8))
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        tf.io.write_file(str(tmp_path / name), tf.io.encode_png(image))
+    inputs = keras.Input((4, 4, 3), name="image")
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(inputs))
+
+    columns = trainer_kit.predict(model, tmp_path)
+
+    assert columns["file"].tolist() == ["a/1.png", "b/2.png", "c.png"]
+    assert columns["outputs"][:, 0].tolist() == [10, 20, 30]
+
+
+def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=5)
+    trainer_kit.register_experiment(NAME)(lambda: config)
+    launch(config, "train_and_eval", str(tmp_path / "run"), experiment=NAME)
+
+    columns = trainer_kit.predict(tmp_path / "run", which="latest")
+
+    points, labels = tiny_arrays(False)
+    trained = trainer_kit.load_model(tmp_path / "run", "latest")
+    assert columns["label"].tolist() == labels.tolist()
+    np.testing.assert_allclose(columns["outputs"], trained(points), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output": "out.txt"}, "ends with none of .jsonl, .csv, .parquet, .npz"),
+        ({"data": "nothing.npz"}, "there is no file nothing.npz"),
+        ({"data": {"y": ROWS}}, "the columns are y, and the model also takes x"),
+        (
+            {"data": {"x": ROWS[:, :2]}},
+            r"'x' has the shape \[2\] in a row, and the model takes \[3\]",
+        ),
+        ({"data": {"x": ROWS, "key": KEYS[:3]}}, "the arrays have different lengths"),
+        ({"data": {"x": ROWS[:0]}}, "the data has no row"),
+        ({"workers": 2}, "several workers need an output"),
+    ],
+)
+def test_mistakes_are_one_line(model: keras.Model, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trainer_kit.predict(model, **{"data": ROWS, **arguments})
+
+
+def test_texts_of_several_parts_get_one_dtype(tmp_path: Path) -> None:
+    parts = PredictionParts(str(tmp_path / "out.npz"), {})
+    for number in range(3):
+        parts.write(number, {"name": np.array(["a" * (number + 1)]), "value": np.ones((1, 2))})
+
+    count = prediction_files.merge_parts(parts, 3, str(tmp_path / "out.npz"))
+
+    columns = np.load(tmp_path / "out.npz")
+    assert count == 3
+    assert columns["name"].tolist() == ["a", "aa", "aaa"]
+    assert columns["value"].shape == (3, 2)
