@@ -194,6 +194,19 @@ def flush_folder(folder: str | os.PathLike[str]) -> None:
             os.close(descriptor)
 
 
+def flush_tree(folder: str | os.PathLike[str]) -> None:
+    """Flushes all files in `folder`, and their names, to disk before the folder gets its name.
+
+    Raises:
+      OSError: when a file cannot be read.
+    """
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(parent, name), "rb") as stream:
+                os.fsync(stream.fileno())
+        flush_folder(parent)
+
+
 def report_write_point(point: str, path: str | os.PathLike[str]) -> None:
     """Reports to fault injection that the write point `point` comes next, on the file at `path`."""
     if on_write_point is not None:

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         import_modules=arguments.import_module,
         weights=arguments.weights,
         batch_size=arguments.batch_size,
-        strategy=create_strategy(RuntimeConfig()),
+        strategy=create_strategy(RuntimeConfig(distribution_strategy="mirrored")),
         worker=int(number),
         workers=int(count),
         verbose=True,

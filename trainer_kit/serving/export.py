@@ -17,7 +17,6 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import is_process_alive
-from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.serving.export_formats import Arrays, ExportFormat, get_formats
 from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
 from trainer_kit.serving.model_card import write_model_card
@@ -25,14 +24,16 @@ from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
 from trainer_kit.serving.validation_examples import (
     build_validation_dataset,
+    get_features_spec,
+    get_model_spec,
     get_serving_examples,
     take_features,
 )
-from trainer_kit.typing import Model
+from trainer_kit.typing import Model, NestedSpec
 
 _FOLDER = "export"
 # The sizes of the batches that are compared. The export has to take any.
-_BATCHES = (1, 7)
+_BATCH_SIZES = (1, 7)
 _LOW_PRECISION_EXAMPLES = 64
 
 
@@ -84,7 +85,7 @@ def export(
         already, or a format cannot contain the model. The other formats are published.
       StorageError: When a file cannot be read or written.
     """
-    get_formats(formats)
+    chosen_formats = get_formats(formats)
     run: LoadedRun | None = None
     if isinstance(run_or_model, (str, os.PathLike)):
         run = open_run(run_or_model, which, import_modules, weights)
@@ -102,18 +103,19 @@ def export(
     results: dict[str, Parity] = {}
     refusals: list[str] = []
     with publish_folder(target) as folder:
-        for export_format in get_formats(formats):
+        for export_format in chosen_formats:
             try:
                 parity = _write_format(export_format, inference, batches, tolerance, folder)
             except UsageError as error:
                 refusals.append(str(error))
                 continue
             results[export_format.name] = parity
-            print(f"{export_format.name}: {parity}")
         if not results:
             raise UsageError(f"nothing is published: {'; '.join(refusals)}")
         write_model_card(folder, target, run, inference, results)
 
+    for name, parity in results.items():
+        print(f"{name}: {parity}")
     if refusals:
         published = ", ".join(results)
         raise UsageError(f"{'; '.join(refusals)}; {target} has the other formats: {published}")
@@ -139,18 +141,22 @@ def _prepare(
         dtype = model.compute_dtype
     is_exact = dtype == "float32"
 
-    count = sum(_BATCHES) if is_exact else _LOW_PRECISION_EXAMPLES
+    count = sum(_BATCH_SIZES) if is_exact else _LOW_PRECISION_EXAMPLES
+    spec = get_model_spec(model) if run is None else None
     if examples is None:
         if run is None:
             raise UsageError(
                 "export: a model needs examples, on which the export is compared with it; give"
                 " examples=features of some examples in one batch"
             )
-        with precision_scope(run.config.runtime):
-            dataset = build_validation_dataset(run.config, run.task)
+        dataset = build_validation_dataset(run.config, run.task)
         examples = take_features(dataset, model, count)
-    examples = tf.nest.map_structure(tf.convert_to_tensor, examples)
-    spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
+        spec = get_features_spec(dataset, model)
+    if spec is None:
+        examples = tf.nest.map_structure(_convert_example, examples)
+        spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
+    else:
+        examples = _cast_examples(examples, spec)
     inference = build_inference_function(task, model, spec)
 
     arrays = inference.flatten_features(examples)
@@ -178,6 +184,31 @@ def _write_format(
     return parity
 
 
+def _cast_examples(examples: Any, spec: NestedSpec) -> Any:
+    """Returns examples as tensors of the dtypes of specs.
+
+    Raises:
+      UsageError: When they have another structure.
+    """
+
+    def cast(example: Any, part: tf.TensorSpec) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(example)
+        return tensor if tensor.dtype == part.dtype else tf.cast(tensor, part.dtype)
+
+    try:
+        return tf.nest.map_structure(cast, examples, spec)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"examples: they have another structure than the model's inputs, {spec}"
+        ) from error
+
+
+def _convert_example(example: Any) -> tf.Tensor:
+    """Returns a tensor. NumPy's numbers become those of Keras."""
+    tensor = tf.convert_to_tensor(example)
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor
+
+
 @contextlib.contextmanager
 def publish_folder(target: Path) -> Iterator[str]:
     """A context with a temporary folder, which gets the name `target` if nothing is raised.
@@ -190,26 +221,18 @@ def publish_folder(target: Path) -> Iterator[str]:
         # Folders that killed processes have left.
         for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
             pid = leftover.name.split(".")[-2]
-            if pid.isdigit() and not is_process_alive(int(pid)):
+            # In a container each process may have the same number.
+            is_own = pid == str(os.getpid())
+            if is_own or (pid.isdigit() and not is_process_alive(int(pid))):
                 shutil.rmtree(leftover, ignore_errors=True)
         folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         folder.mkdir()
         try:
             yield str(folder)
-            for path in folder.rglob("*"):
-                if path.is_file():
-                    _flush_file(path)
+            files.flush_tree(folder)
             os.rename(folder, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         files.flush_folder(target.parent)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
-
-
-def _flush_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

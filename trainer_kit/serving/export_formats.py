@@ -42,9 +42,19 @@ for number in sorted({key.partition("|")[0] for key in batches}):
     features = keras.tree.map_structure(take, json.loads(structure))
     outputs = keras.tree.flatten(model(features, training=False))
     for index, output in enumerate(outputs):
+        if keras.backend.standardize_dtype(output.dtype) in ("bfloat16", "float16"):
+            output = keras.ops.cast(output, "float32")
         results[f"{number}|{index}"] = keras.ops.convert_to_numpy(output)
 np.savez(outputs_path, **results)
 """
+
+
+# The GPU is busy here.
+_KERAS_ENVIRONMENT = {
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
 class ExportFormat(abc.ABC):
@@ -141,6 +151,11 @@ outputs = model({features}, training=False)"""
                 f"keras: {kind.__module__}.{kind.__name__} is not a model of Keras 3; take the"
                 " format saved_model"
             )
+        if not inference.has_only_model:
+            raise UsageError(
+                "keras: the file would have the model without the task's preprocess and"
+                " postprocess; take the format saved_model"
+            )
         with _explain_conversion(self.name):
             model.save(path)
 
@@ -159,7 +174,7 @@ outputs = model({features}, training=False)"""
             arguments = [path, batches_path, json.dumps(structure), outputs_path]
             ended = subprocess.run(
                 [sys.executable, "-c", _KERAS_PROGRAM, *arguments],
-                env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env={**os.environ, **_KERAS_ENVIRONMENT},
                 capture_output=True,
                 text=True,
                 check=False,
@@ -246,18 +261,20 @@ FORMATS: Mapping[str, ExportFormat] = {
 }
 
 
-def get_formats(names: Sequence[str]) -> list[ExportFormat]:
-    """Returns the formats of names.
+def get_formats(names: str | Sequence[str]) -> list[ExportFormat]:
+    """Returns the formats of names, or of one name.
 
     Raises:
       UsageError: When there is none of a name.
     """
     formats = []
-    for name in names:
+    for name in dict.fromkeys([names] if isinstance(names, str) else names):
         if name not in FORMATS:
             advice = suggest_names(name, list(FORMATS))
             raise UsageError(f"formats: there is no format {name!r}; {advice}")
         formats.append(FORMATS[name])
+    if not formats:
+        raise UsageError(f"formats: name at least one of {', '.join(FORMATS)}")
     return formats
 
 
@@ -282,7 +299,7 @@ def _explain_conversion(name: str) -> Iterator[None]:
     """A context in which a converter or a runtime may refuse the model, in any words."""
     try:
         yield
-    except UsageError:
+    except (UsageError, OSError):
         raise
     except Exception as error:
         text = str(error)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.training.task import Task, full_precision
 from trainer_kit.typing import Model, NestedSpec, TaskLike
 
 _INPUTS = "inputs"
@@ -29,6 +29,7 @@ class InferenceFunction:
       output_specs: The outputs by name.
       function: A tf.function from the inputs, in their order, to a dict of the outputs.
       features_spec: The structure that the task's inference takes.
+      has_only_model: Whether the task adds no `preprocess` and no `postprocess` to the model.
     """
 
     model: Model
@@ -36,19 +37,27 @@ class InferenceFunction:
     output_specs: Mapping[str, tf.TensorSpec]
     function: Any
     features_spec: NestedSpec
+    has_only_model: bool = True
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the outputs as NumPy arrays. Runs eagerly, on the host."""
         arguments = []
         for name, spec in self.input_specs.items():
             arguments.append(tf.convert_to_tensor(values[name], spec.dtype))
-        return {name: tensor.numpy() for name, tensor in self.function(*arguments).items()}
+        outputs = self.function(*arguments)
+        return {name: to_array(tensor) for name, tensor in outputs.items()}
 
     def flatten_features(self, features: Any) -> dict[str, np.ndarray]:
         """Returns the features of a batch as NumPy arrays by the names of the inputs."""
         tf.nest.assert_same_structure(features, self.features_spec)
-        parts = [part.numpy() for part in tf.nest.flatten(features)]
+        parts = [to_array(part) for part in tf.nest.flatten(features)]
         return dict(zip(self.input_specs, parts, strict=True))
+
+
+def to_array(tensor: tf.Tensor) -> np.ndarray:
+    """Returns a tensor as an array. Texts are bytes of one length, which files can contain."""
+    array = tensor.numpy()
+    return array.astype("S") if array.dtype == object else array
 
 
 def build_inference_function(
@@ -79,7 +88,7 @@ def build_inference_function(
         features = tf.nest.pack_sequence_as(features_spec, tensors)
         if is_raw and preprocess is not None:
             features = apply_autograph(preprocess)(features)
-        outputs = run_inference(task, model, features)
+        outputs = full_precision(run_inference(task, model, features))
         output_names = name_tensors(outputs, _OUTPUTS)
         return dict(zip(output_names, tf.nest.flatten(outputs), strict=True))
 
@@ -93,7 +102,14 @@ def build_inference_function(
         output_specs=output_specs,
         function=infer,
         features_spec=features_spec,
+        has_only_model=not (overrides(task, "preprocess") or overrides(task, "postprocess")),
     )
+
+
+def overrides(task: TaskLike | None, name: str) -> bool:
+    """Whether a task has its own method in place of that of Task. No task has none."""
+    method = getattr(type(task), name, None)
+    return method is not None and method is not getattr(Task, name)
 
 
 def run_inference(task: TaskLike | None, model: Model, features: Any) -> Any:
@@ -111,9 +127,10 @@ def _get_input_names(model: Model) -> list[str]:
     names = []
     for tensor in getattr(model, "inputs", None) or ():
         name = tensor.name.partition(":")[0]
-        if name.startswith("keras_tensor"):
+        # Keras 3 and Keras 2 name an input so that has no name.
+        if re.fullmatch(r"keras_tensor(_\d+)?|input_\d+", name):
             return []
-        names.append(name)
+        names.append(_clean_name(name))
     return names
 
 
@@ -136,12 +153,29 @@ def name_tensors(structure: Any, single_name: str, names: Sequence[str] = ()) ->
         return [name for name, part in structure.items() for _ in tf.nest.flatten(part)]
 
     paths = []
-    for path, _ in keras.tree.flatten_with_path(structure):
+    for path in _list_paths(structure):
         parts = [str(part) for part in path]
         if not parts or parts[0].isdigit():
             parts.insert(0, single_name)
-        paths.append(re.sub(r"\W", "_", "_".join(parts)))
+        paths.append(_clean_name("_".join(parts)))
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"two tensors would have one name: {', '.join(paths)}; rename the keys")
     return paths
+
+
+def _list_paths(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Returns the path of each leaf, in the order of tf.nest, which sorts the keys of dicts."""
+    if isinstance(structure, Mapping):
+        items = [(key, structure[key]) for key in sorted(structure)]
+    elif isinstance(structure, (list, tuple)):
+        items = list(enumerate(structure))
+    else:
+        return [path]
+    return [leaf for key, part in items for leaf in _list_paths(part, (*path, key))]
+
+
+def _clean_name(name: str) -> str:
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def _open_batch(name: str, spec: Any) -> tf.TensorSpec:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
+from trainer_kit.evals.ledger import active_records, read_records
 from trainer_kit.process.run_directory import read_manifest
 from trainer_kit.serving.export_formats import FORMATS
 from trainer_kit.serving.inference_function import InferenceFunction
@@ -77,7 +79,7 @@ def _describe_training(run: LoadedRun) -> str:
         f" steps with {versions}.",
         "",
         "```bash",
-        " ".join(map(str, ["python", *manifest.get("command", [])])),
+        shlex.join(["python", *map(str, manifest.get("command", []))]),
         "```",
     ]
     data = manifest.get("data", {})
@@ -94,9 +96,9 @@ def _describe_training(run: LoadedRun) -> str:
 def _read_metrics(run: LoadedRun) -> dict[str, float]:
     """Returns the metrics that the run has recorded for the step of its checkpoint."""
     metrics: dict[str, float] = {}
-    for record in files.read_json_lines(run.folder / "evals" / "validation.jsonl"):
-        if record.get("step") == run.step:
-            metrics = record.get("metrics", {})
+    for record in active_records(read_records(run.folder / "evals" / "validation.jsonl")):
+        if record["step"] == run.step:
+            metrics.update(record["metrics"])
     return metrics
 
 
@@ -139,16 +141,21 @@ def _describe_use(name: str, target: Path, inference: InferenceFunction) -> str:
     lines = export_format.load_lines.format(
         path=path,
         arguments=", ".join(f"{input_name}={input_name}" for input_name in names),
-        feeds="{" + ", ".join(f'"{input_name}": {input_name}' for input_name in names) + "}",
-        features=", ".join(names) if len(names) == 1 else "features",
+        feeds=_format_feeds(names),
+        features=names[0] if len(names) == 1 else _format_feeds(names),
     )
     return f"{name}:\n\n```python\n{lines}\n```"
+
+
+def _format_feeds(names: Sequence[str]) -> str:
+    feeds = ", ".join(f'"{name}": {name}' for name in names)
+    return f"{{{feeds}}}"
 
 
 def _describe_serving(target: Path, run: LoadedRun | None) -> str:
     name = run.folder.name if run else "model"
     return (
         "## TensorFlow Serving\n\nThese lines were not tried.\n\n```bash\n"
-        f"docker run -p 127.0.0.1:8501:8501 -v {target.parent.absolute()}:/models/{name}"
+        f"docker run -p 127.0.0.1:8501:8501 -v {target.absolute()}:/models/{name}/1"
         f" -e MODEL_NAME={name} tensorflow/serving\n```"
     )

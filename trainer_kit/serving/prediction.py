@@ -6,7 +6,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,16 @@ from trainer_kit.serving.prediction_inputs import (
     is_tfrecord,
     open_inputs,
 )
-from trainer_kit.serving.validation_examples import get_features_spec, get_serving_examples
+from trainer_kit.serving.validation_examples import (
+    build_validation_dataset,
+    get_features_spec,
+    get_model_spec,
+    get_serving_examples,
+)
 from trainer_kit.typing import Model
 
-_PART_ROWS = 8192
+# The batches of a part.
+_PART_BATCHES = 256
 _WAIT_SECONDS = 0.2
 
 
@@ -92,14 +99,15 @@ def predict(
 
     path = os.fspath(output)
     identity = {
-        "checkpoint": run.checkpoint if run else type(run_or_model).__name__,
-        "weights": weights,
+        "weights of the model": _compute_checksum(inference.model.variables),
         "data": inputs.identity,
         "batch_size": batch_size,
     }
     parts = PredictionParts(path, json.loads(json.dumps(identity)))
     count = _write_parts(parts, compute, inputs, worker, workers, verbose)
     if worker == 0:
+        if any(not parts.has_part(number) for number in range(count)):
+            print(f"waits for the parts of the other workers in {parts.folder}")
         while not all(parts.has_part(number) for number in range(count)):
             time.sleep(_WAIT_SECONDS)
         rows = merge_parts(parts, count, path)
@@ -118,25 +126,25 @@ def _open_inference(
     if isinstance(run_or_model, (str, os.PathLike)):
         run = open_run(run_or_model, which, import_modules, weights)
         if data is None or is_tfrecord(data):
-            spec = get_features_spec(run)
+            spec = get_features_spec(build_validation_dataset(run.config, run.task), run.model)
             return run, build_inference_function(run.task, run.model, spec, is_raw=False)
         examples = get_serving_examples(run.task)
-        if examples is None:
-            spec = get_features_spec(run)
-        else:
+        if examples is not None:
             spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
+        else:
+            # The validation data of the run may be on another machine.
+            spec = get_model_spec(run.model)
+            if spec is None:
+                spec = get_features_spec(build_validation_dataset(run.config, run.task), run.model)
         return run, build_inference_function(run.task, run.model, spec)
-    if getattr(run_or_model, "inputs", None):
-        # A functional model knows its inputs.
-        structure = run_or_model.input
-        spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
-        return None, build_inference_function(None, run_or_model, spec)
 
-    check_built(run_or_model)
-    if data is None or isinstance(data, (str, os.PathLike)):
-        raise UsageError("predict: a model that is not functional takes arrays as data")
-    arrays = tf.nest.map_structure(tf.convert_to_tensor, data)
-    spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, arrays)
+    spec = get_model_spec(run_or_model)
+    if spec is None:
+        check_built(run_or_model)
+        if data is None or isinstance(data, (str, os.PathLike)):
+            raise UsageError("predict: a model that is not functional takes arrays as data")
+        arrays = tf.nest.map_structure(tf.convert_to_tensor, data)
+        spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, arrays)
     return None, build_inference_function(None, run_or_model, spec)
 
 
@@ -166,6 +174,10 @@ class _Computation:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
         inputs, keys = batch
         outputs = self._inference(inputs) if self._replicas == 1 else self._share(inputs)
+        if both := keys.keys() & outputs.keys():
+            raise UsageError(
+                f"input: the column {min(both)!r} has the name of an output; rename it"
+            )
         return {**keys, **outputs}
 
     def _share(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -200,38 +212,35 @@ def _write_parts(
     verbose: bool,
 ) -> int:
     """Writes the parts of a worker that are missing, and returns the number of all parts."""
-    size = _get_part_size(inputs)
-    number = worker
-    while parts.has_part(number):
-        number += workers
-    skipped = number * size if workers == 1 else 0
+    first = 0
+    while workers == 1 and parts.has_part(first):
+        first += 1
 
     pieces: list[dict[str, np.ndarray]] = []
-    index = skipped
-    for batch in _show_progress(inputs, skipped, verbose):
-        number = index // size
+    index = first * _PART_BATCHES
+    is_missing = False
+    for batch in _show_progress(inputs, index, verbose):
+        number, place = divmod(index, _PART_BATCHES)
+        if place == 0:
+            is_missing = number % workers == worker and not parts.has_part(number)
         index += 1
-        if number % workers != worker or parts.has_part(number):
-            continue
-        pieces.append(compute(batch))
-        if index % size == 0:
+        if is_missing:
+            pieces.append(compute(batch))
+        if pieces and place == _PART_BATCHES - 1:
             parts.write(number, _join(pieces))
             pieces = []
     if pieces:
         parts.write(number, _join(pieces))
-    return math.ceil(index / size)
+    if index == 0:
+        raise UsageError("input: the data has no row")
+    return math.ceil(index / _PART_BATCHES)
 
 
-def _get_part_size(inputs: PredictionInputs) -> int:
-    """Returns the number of batches in a part.
-
-    Raises:
-      UsageError: When the data is empty.
-    """
-    for columns, _ in inputs.read_batches(0):
-        rows = len(next(iter(columns.values())))
-        return max(1, _PART_ROWS // rows)
-    raise UsageError("input: the data has no row")
+def _compute_checksum(variables: Iterable[Any]) -> int:
+    checksum = 0
+    for variable in variables:
+        checksum = zlib.crc32(np.asarray(variable).tobytes(), checksum)
+    return checksum
 
 
 def _show_progress(inputs: PredictionInputs, skipped: int, verbose: bool) -> Iterator[Batch]:

@@ -34,6 +34,9 @@ class PredictionParts:
     def __init__(self, output: str, identity: Mapping[str, Any]) -> None:
         self.folder = Path(f"{output}.parts")
         record = files.read_json(self.folder / _RECORD)
+        if record is None and self.folder.exists():
+            # A removal was interrupted.
+            self.remove()
         if record is None:
             files.write_json(self.folder / _RECORD, identity)
         elif record != identity:
@@ -61,8 +64,10 @@ class PredictionParts:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with open(temporary, "wb") as stream:
-                arrays: dict[str, Any] = dict(columns)
-                np.savez(stream, **arrays)
+                with zipfile.ZipFile(stream, "w") as archive:
+                    for name, column in columns.items():
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                            np.lib.format.write_array(entry, column, allow_pickle=False)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(temporary, path)
@@ -76,8 +81,8 @@ class PredictionParts:
             return {name: arrays[name] for name in arrays.files}
 
     def remove(self) -> None:
-        """Removes the folder."""
-        for path in self.folder.iterdir():
+        """Removes the folder. The record, without which no part counts, goes first."""
+        for path in sorted(self.folder.iterdir(), reverse=True):
             path.unlink()
         self.folder.rmdir()
 
@@ -135,7 +140,9 @@ def write_csv(rows: Rows, path: str) -> None:
                 continue
             for index in range(column.shape[1]):
                 table[f"{name}_{index}"] = column[:, index]
-        pandas.DataFrame(table).to_csv(path, mode="a", header=number == 0, index=False)
+        is_first = number == 0
+        mode = "w" if is_first else "a"
+        pandas.DataFrame(table).to_csv(path, mode=mode, header=is_first, index=False)
 
 
 def write_parquet(rows: Rows, path: str) -> None:
@@ -179,6 +186,8 @@ def check_output(output: str) -> None:
     """Raises UsageError when a path ends with the suffix of no writer."""
     if Path(output).suffix not in WRITERS:
         raise UsageError(f"output: {output} ends with none of {', '.join(WRITERS)}")
+    if output.endswith(".parquet"):
+        import_runtime("pyarrow.parquet", "parquet")
 
 
 def merge_parts(parts: PredictionParts, count: int, output: str) -> int:
@@ -203,17 +212,15 @@ def merge_parts(parts: PredictionParts, count: int, output: str) -> int:
         for name, column in columns.items():
             dtypes[name] = np.promote_types(dtypes.get(name, column.dtype), column.dtype)
 
-    temporary = f"{output}.{os.getpid()}.tmp"
+    temporary = parts.folder / "merged.tmp"
     try:
-        WRITERS[Path(output).suffix](Rows(parts, count, row_count, dtypes), temporary)
+        WRITERS[Path(output).suffix](Rows(parts, count, row_count, dtypes), str(temporary))
         with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, output)
+        parts.remove()
     except OSError as error:
         raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    parts.remove()
     return row_count
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +17,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError, suggest_paths
+from trainer_kit.errors import DataError, UsageError, suggest_paths
+from trainer_kit.inputs.dataset_structure import is_infinite
 from trainer_kit.serving.export_formats import import_runtime
-from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.inference_function import InferenceFunction, to_array
 from trainer_kit.serving.model_loading import LoadedRun
 from trainer_kit.serving.validation_examples import build_validation_dataset
 from trainer_kit.training.checks.batch_spec import select_features
@@ -63,6 +68,8 @@ def open_validation_data(
         config = config.replace(task=config.task.replace(validation_data=section))
     dataset = build_validation_dataset(config, run.task)
     count = int(dataset.cardinality())
+    if is_infinite(dataset):
+        raise DataError("task.validation_data has no end; a prediction needs one")
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for batch in dataset.skip(skipped).prefetch(tf.data.AUTOTUNE):
@@ -70,7 +77,7 @@ def open_validation_data(
             keys = {}
             if isinstance(batch, tuple) and len(batch) > 1 and tf.is_tensor(batch[1]):
                 if batch[1].shape.rank == 1:
-                    keys[_LABEL] = batch[1].numpy()
+                    keys[_LABEL] = to_array(batch[1])
             yield dict(zip(inference.input_specs, tf.nest.flatten(features), strict=True)), keys
 
     identity = section.as_dict() if hasattr(section, "as_dict") else repr(section)
@@ -91,9 +98,22 @@ def open_inputs(
         return open_validation_data(run, inference)
     if not isinstance(data, (str, os.PathLike)):
         arrays = _name_arrays(data, inference)
-        return _slice_arrays(arrays, "arrays", inference, batch_size)
+        return _slice_arrays(arrays, _compute_checksums(arrays), inference, batch_size)
 
     path = os.fspath(data)
+    with _explain_read_errors(path):
+        inputs = _open_file(path, run, inference, batch_size)
+
+    def read_batches(skipped: int) -> Iterator[Batch]:
+        with _explain_read_errors(path):
+            yield from inputs.read_batches(skipped)
+
+    return PredictionInputs(inputs.identity, read_batches, inputs.batch_count)
+
+
+def _open_file(
+    path: str, run: LoadedRun | None, inference: InferenceFunction, batch_size: int
+) -> PredictionInputs:
     if os.path.isdir(path):
         return _open_images(path, inference, batch_size)
     if is_tfrecord(path) and run is not None:
@@ -115,9 +135,21 @@ def open_inputs(
     if suffix in (".csv", ".parquet"):
         return _open_table(path, inference, batch_size)
     raise UsageError(
-        f"input: {path} is of no known kind; give a .npz, .npy, .csv or .parquet file, files with"
-        " `tfrecord` in their names, or a folder of images"
+        f"input: {path} has an unsupported suffix; give a .npz, .npy, .csv or .parquet file, files"
+        " with `tfrecord` in their names, or a folder of images"
     )
+
+
+@contextlib.contextmanager
+def _explain_read_errors(path: str) -> Iterator[None]:
+    """A context in which a file may be damaged, or of another kind than its suffix says."""
+    try:
+        yield
+    except (ValueError, TypeError, zipfile.BadZipFile, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, UsageError):
+            raise
+        line = str(error).strip().partition("\n")[0]
+        raise UsageError(f"input: {path} cannot be read: {line:.200}") from error
 
 
 def is_tfrecord(data: Any) -> bool:
@@ -167,21 +199,25 @@ def _open_table(path: str, inference: InferenceFunction, batch_size: int) -> Pre
         names = list(parquet.ParquetFile(path).schema_arrow.names)
     groups = group_columns(names, inference)
 
-    def read_frames(skipped: int) -> Iterator[Any]:
+    passed_names = [name for name in groups if name not in inference.input_specs]
+
+    def read_frames() -> Iterator[Any]:
         if is_csv:
-            rows = range(1, 1 + skipped * batch_size)
-            yield from pandas.read_csv(path, skiprows=rows, chunksize=batch_size)
+            # Whatever a passed column has, all of its rows have the same form.
+            dtypes = dict.fromkeys(passed_names, str)
+            yield from pandas.read_csv(
+                path, dtype=dtypes, keep_default_na=False, chunksize=batch_size
+            )
             return
-        for number, piece in enumerate(parquet.ParquetFile(path).iter_batches(batch_size)):
-            if number >= skipped:
-                yield piece.to_pandas()
+        for piece in parquet.ParquetFile(path).iter_batches(batch_size):
+            yield piece.to_pandas(ignore_metadata=True)
 
     def read_batches(skipped: int) -> Iterator[Batch]:
-        for frame in read_frames(skipped):
+        for frame in itertools.islice(read_frames(), skipped, None):
             columns = {}
             for name, parts in groups.items():
-                values = [np.stack(frame[part].to_numpy()) for part in parts]
-                columns[name] = values[0] if parts == [name] else np.stack(values, axis=1)
+                column = frame[parts].to_numpy() if len(parts) > 1 else frame[parts[0]].to_numpy()
+                columns[name] = _convert_objects(name, column)
             yield split_columns(columns, inference)
 
     return PredictionInputs(_describe_file(path), read_batches, None)
@@ -216,8 +252,8 @@ def _open_images(folder: str, inference: InferenceFunction, batch_size: int) -> 
             files = np.array([os.path.relpath(path, folder) for path in chosen])
             yield {name: np.stack([read_image(path) for path in chosen])}, {"file": files}
 
-    listed = [os.path.relpath(path, folder) for path in paths]
-    return PredictionInputs(listed, read_batches, math.ceil(len(paths) / batch_size))
+    identity = [_describe_file(str(path)) for path in paths]
+    return PredictionInputs(identity, read_batches, math.ceil(len(paths) / batch_size))
 
 
 def group_columns(names: list[str], inference: InferenceFunction) -> dict[str, list[str]]:
@@ -259,7 +295,7 @@ def split_columns(columns: Mapping[str, np.ndarray], inference: InferenceFunctio
     """Returns the columns that are inputs, and the others.
 
     Raises:
-      UsageError: When the shape of an input is another one.
+      UsageError: When the shape or the dtype of an input is another one.
     """
     inputs = {}
     keys = {}
@@ -272,9 +308,34 @@ def split_columns(columns: Mapping[str, np.ndarray], inference: InferenceFunctio
                 f"input: {name!r} has the shape {list(column.shape[1:])} in a row, and the model"
                 f" takes {list(spec.shape[1:])}"
             )
+        elif not np.can_cast(column.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
+            raise UsageError(
+                f"input: {name!r} has values of {column.dtype}, and the model takes"
+                f" {spec.dtype.name}"
+            )
         else:
             inputs[name] = column
     return inputs, keys
+
+
+def _compute_checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    return {name: zlib.crc32(array.tobytes()) for name, array in arrays.items()}
+
+
+def _convert_objects(name: str, column: np.ndarray) -> np.ndarray:
+    """Returns a column of lists as one array, and one of texts as bytes.
+
+    Raises:
+      UsageError: When it has other objects, or lists of several lengths.
+    """
+    if column.dtype != object:
+        return column
+    if all(isinstance(value, (str, bytes)) for value in column):
+        return np.array([value.encode() if isinstance(value, str) else value for value in column])
+    try:
+        return np.stack([np.asarray(value) for value in column])
+    except ValueError as error:
+        raise UsageError(f"input: the lists in the column {name!r} differ in length") from error
 
 
 def _describe_file(path: str) -> dict[str, Any]:

@@ -13,22 +13,18 @@ from trainer_kit.inputs.dataset_iterator import explain_missing_files
 from trainer_kit.inputs.registered_datasets import get_build_inputs
 from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.worker_pipeline import build_one_pass
-from trainer_kit.serving.model_loading import LoadedRun
+from trainer_kit.runtime.precision import precision_scope
+from trainer_kit.serving.inference_function import overrides
 from trainer_kit.training.checks.batch_spec import get_replica_spec, select_features
 from trainer_kit.typing import Model, NestedSpec, TaskLike
 
 
-def build_validation_dataset(
-    config: ExperimentConfig,
-    task: TaskLike,
-    input_context: tf.distribute.InputContext | None = None,
-) -> tf.data.Dataset:
+def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.data.Dataset:
     """Returns one pass over the first validation set of a run. Runs eagerly, on the host.
 
     Args:
       config: The config of the run.
       task: Its task.
-      input_context: This worker's place. None: all of the data.
 
     Raises:
       UsageError: When the run has no validation data.
@@ -37,22 +33,44 @@ def build_validation_dataset(
     path = f"task.validation_data.{name}".rstrip(".")
     if section is None:
         raise UsageError(f"{path}: the run has no validation data; name the data")
-    with explain_missing_files(path):
-        data = call_build_inputs(get_build_inputs(task, section), section, input_context)
-        return build_one_pass(data, input_context)
+    # A prediction has all rows.
+    if getattr(section, "drop_remainder", False):
+        section = section.replace(drop_remainder=False)
+    with explain_missing_files(path), precision_scope(config.runtime):
+        data = call_build_inputs(get_build_inputs(task, section), section, None)
+        return build_one_pass(data, None)
 
 
 def get_serving_examples(task: TaskLike) -> Any:
-    """Returns the batch of `serving_examples` of a task as tensors. None if it has none."""
+    """Returns the batch of `serving_examples` of a task as tensors. None if it has none.
+
+    Raises:
+      UsageError: When the task has a `preprocess`, whose inputs are not known then.
+    """
     get_examples = getattr(task, "serving_examples", None)
     examples = None if get_examples is None else get_examples()
+    if examples is None and overrides(task, "preprocess"):
+        raise UsageError(
+            f"{type(task).__name__} has a preprocess, and no serving_examples; define it to return"
+            " a batch of what preprocess takes"
+        )
     return None if examples is None else tf.nest.map_structure(tf.convert_to_tensor, examples)
 
 
-def get_features_spec(run: LoadedRun) -> NestedSpec:
-    """Returns the specs of the features of a run's validation data. No data is read."""
-    dataset = build_validation_dataset(run.config, run.task)
-    return select_features(get_replica_spec(dataset.element_spec), run.model)
+def get_features_spec(dataset: tf.data.Dataset, model: Model) -> NestedSpec:
+    """Returns the specs of the features of a dataset of batches. No data is read."""
+    return select_features(get_replica_spec(dataset.element_spec), model)
+
+
+def get_model_spec(model: Any) -> NestedSpec | None:
+    """Returns the specs of the inputs of a functional Keras model. None for other models."""
+    if not getattr(model, "inputs", None):
+        return None
+
+    def describe_input(part: Any) -> tf.TensorSpec:
+        return tf.TensorSpec(part.shape, part.dtype)
+
+    return tf.nest.map_structure(describe_input, model.input)
 
 
 def take_features(dataset: tf.data.Dataset, model: Model, count: int) -> Any:
@@ -61,17 +79,12 @@ def take_features(dataset: tf.data.Dataset, model: Model, count: int) -> Any:
     Args:
       dataset: The dataset.
       model: The model, which decides what of a batch are features.
-      count: The number of examples. A shorter dataset has fewer.
+      count: The number of examples. A smaller first batch has fewer.
 
     Raises:
       UsageError: When the dataset is empty.
     """
-    features = dataset.map(lambda *batch: select_features(_get_element(batch), model))
-    for batch in features.rebatch(count).take(1):
-        return batch
+    for batch in dataset.take(1):
+        features = select_features(batch, model)
+        return tf.nest.map_structure(lambda part: part[:count], features)
     raise UsageError("the data has no example")
-
-
-def _get_element(parts: tuple[Any, ...]) -> Any:
-    """Returns the element of a dataset, of which `map` spreads a tuple."""
-    return parts if len(parts) > 1 else parts[0]

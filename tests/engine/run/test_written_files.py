@@ -51,6 +51,7 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
         "workers/<n>/",
         "finetune-<step>/",
         "metrics-<step>.json",
+        "export/<step>/",
         "samples/",
         "history.json",
     }

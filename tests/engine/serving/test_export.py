@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ def test_a_task_has_its_own_inputs_and_outputs(
         monkeypatch.setattr(TinyTask, name, getattr(ShiftedTask, name))
 
     exported = trainer_kit.export(run, tmp_path / "model")
+    with pytest.raises(UsageError, match="would have the model without the task's preprocess"):
+        trainer_kit.export(run, tmp_path / "other", ["keras"])
 
     model = tf.saved_model.load(exported.path)
     outputs = model.signatures["serving_default"](shifted=tf.ones([2, FEATURES]))
@@ -178,15 +181,25 @@ def test_mistakes_are_one_line(run: Path, arguments: dict[str, Any], message: st
         trainer_kit.export(run, **arguments)
 
 
-def test_a_killed_export_leaves_nothing(tmp_path: Path) -> None:
-    leftover = tmp_path / ".model.999999999.tmp"
-    leftover.mkdir()
+def test_an_export_removes_what_killed_ones_have_left(tmp_path: Path) -> None:
+    # In a container each process may have the same number.
+    for number in (999_999_999, os.getpid()):
+        (tmp_path / f".model.{number}.tmp").mkdir()
 
     with publish_folder(tmp_path / "model") as folder:
         Path(folder, "file").write_text("content")
         assert not (tmp_path / "model").exists()
 
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_preprocess_needs_examples(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TinyTask, "preprocess", ShiftedTask.preprocess)
+
+    with pytest.raises(UsageError, match="has a preprocess, and no serving_examples"):
+        trainer_kit.export(run, tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +209,7 @@ def test_a_killed_export_leaves_nothing(tmp_path: Path) -> None:
         ([1, 2], ["inputs_0", "inputs_1"]),
         ({"b": 1, "a": [2, 3]}, ["a_0", "a_1", "b"]),
         ({"a-b": 1}, ["a_b"]),
+        (OrderedDict([("z", 1), ("y", 2)]), ["y", "z"]),
     ],
 )
 def test_inputs_have_names(structure: Any, names: list[str]) -> None:

@@ -21,7 +21,7 @@ from trainer_kit.serving.prediction_files import PredictionParts
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.testing.tiny_task import tiny_arrays
 
-NAME = "tests_predicted"
+NAME = "tests_predicted_rows"
 ROWS = np.random.default_rng(0).random((70, 3)).astype("float32")
 KEYS = np.arange(70) * 2
 
@@ -35,7 +35,7 @@ def model() -> keras.Model:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three batches of ten rows are a part."""
-    monkeypatch.setattr(prediction, "_PART_ROWS", 30)
+    monkeypatch.setattr(prediction, "_PART_BATCHES", 3)
 
 
 READERS: dict[str, Callable[[Path], tuple[np.ndarray, list[Any]]]] = {
@@ -89,10 +89,15 @@ def test_a_killed_prediction_computes_the_missing_parts(
     monkeypatch.setattr(PredictionParts, "write", write_two)
     with pytest.raises(KeyboardInterrupt):
         trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10)
-    monkeypatch.setattr(PredictionParts, "write", write)
     assert written == [0, 1]
 
+    def write_all(self: PredictionParts, number: int, columns: Any) -> None:
+        written.append(number)
+        write(self, number, columns)
+
+    monkeypatch.setattr(PredictionParts, "write", write_all)
     trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10)
+    assert written == [0, 1, 2]
 
     np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS), rtol=1e-5)
 
@@ -101,7 +106,7 @@ def test_parts_of_another_prediction_are_refused(model: keras.Model, tmp_path: P
     path = str(tmp_path / "out.npz")
     PredictionParts(path, {"checkpoint": "other"})
 
-    with pytest.raises(UsageError, match="has the parts of another prediction: checkpoint"):
+    with pytest.raises(UsageError, match="has the parts of another prediction: weights of the"):
         trainer_kit.predict(model, {"x": ROWS}, path)
 
 
@@ -109,7 +114,8 @@ def test_two_workers_share_the_parts(model: keras.Model, tmp_path: Path) -> None
     path = tmp_path / "out.npz"
 
     trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=1, workers=2)
-    assert not path.exists()
+    parts = sorted(file.name for file in (tmp_path / "out.npz.parts").glob("part-*"))
+    assert parts == ["part-000001.npz"]
     trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=0, workers=2)
 
     np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS), rtol=1e-5)
@@ -145,7 +151,8 @@ def test_a_file_is_read_by_the_names_of_its_columns(
     columns = trainer_kit.predict(model, path, batch_size=32)
 
     np.testing.assert_allclose(columns["outputs"], model(ROWS), rtol=1e-4)
-    assert columns["key"].tolist() == KEYS.tolist()
+    keys = [int(key) for key in columns["key"]]
+    assert keys == KEYS.tolist()
 
 
 def test_a_folder_of_images_is_read_in_the_order_of_names(tmp_path: Path) -> None:
@@ -156,10 +163,52 @@ def test_a_folder_of_images_is_read_in_the_order_of_names(tmp_path: Path) -> Non
     inputs = keras.Input((4, 4, 3), name="image")
     model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(inputs))
 
-    columns = trainer_kit.predict(model, tmp_path)
+    trainer_kit.predict(model, tmp_path, tmp_path / "out.jsonl")
 
-    assert columns["file"].tolist() == ["a/1.png", "b/2.png", "c.png"]
-    assert columns["outputs"][:, 0].tolist() == [10, 20, 30]
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == ["a/1.png", "b/2.png", "c.png"]
+    assert [row["outputs"][0] for row in rows] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".jsonl", ".csv", ".parquet"])
+def test_outputs_may_be_texts(tmp_path: Path, suffix: str) -> None:
+    class Upper(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = tf.Variable(0.0)
+
+        def __call__(self, texts: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return tf.strings.upper(texts)
+
+    texts = np.array([b"a", b"bcd"])
+
+    trainer_kit.predict(Upper(), texts, tmp_path / f"out{suffix}")
+
+    if suffix == ".npz":
+        assert np.load(tmp_path / "out.npz")["outputs"].tolist() == [b"A", b"BCD"]
+    elif suffix == ".parquet":
+        assert pandas.read_parquet(tmp_path / "out.parquet")["outputs"].tolist() == ["A", "BCD"]
+    else:
+        text = (tmp_path / f"out{suffix}").read_text()
+        assert "A" in text and "BCD" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("in.npz", b"no zip"),
+        ("in.csv", b""),
+        ("in.csv", b"x_0,x_1,x_2\n1,2,three\n"),
+        ("in.parquet", b"no parquet"),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    model: keras.Model, tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(UsageError, match="input: "):
+        trainer_kit.predict(model, tmp_path / name)
 
 
 def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:

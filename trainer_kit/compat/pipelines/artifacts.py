@@ -68,12 +68,7 @@ def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
         else:
             model.export(temporary_path, verbose=False)
 
-        # The files have to be on the disk before the folder gets its name.
-        for folder, _, names in os.walk(temporary_path):
-            for name in names:
-                with open(os.path.join(folder, name), "rb") as stream:
-                    os.fsync(stream.fileno())
-            files.flush_folder(folder)
+        files.flush_tree(temporary_path)
 
         # A folder that is not empty cannot be replaced by a rename.
         with contextlib.suppress(FileNotFoundError):
