@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input",
         help=(
-            "A .npz, .npy, .csv or .parquet file, TFRecord files (a pattern), or a folder of"
+            "A .npz, .csv or .parquet file, TFRecord files (a pattern), or a folder of"
             " images. Default: the validation data of the run."
         ),
     )

@@ -61,7 +61,7 @@ def predict(
     Args:
       run_or_model: The folder of a run, or a built Keras 3 model, tf_keras model or tf.Module.
       data: Arrays in the structure of the features, or a dict of arrays by the names of the inputs.
-        Or the path of a .npz, .npy, .csv or .parquet file, of TFRecord files, which the task reads,
+        Or the path of a .npz, .csv or .parquet file, of TFRecord files, which the task reads,
         or of a folder of images. None: the run's first validation set, with its labels.
       output: The path of the file: .parquet, .jsonl, .csv or .npz. None: the rows are returned.
       which, import_modules, weights: The checkpoint of a run. See `load_model`.

@@ -129,13 +129,10 @@ def _open_file(
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return _slice_arrays(arrays, _describe_file(path), inference, batch_size)
-    if suffix == ".npy":
-        arrays = _name_arrays(np.load(path, mmap_mode="r"), inference)
-        return _slice_arrays(arrays, _describe_file(path), inference, batch_size)
     if suffix in (".csv", ".parquet"):
         return _open_table(path, inference, batch_size)
     raise UsageError(
-        f"input: {path} has an unsupported suffix; give a .npz, .npy, .csv or .parquet file, files"
+        f"input: {path} has an unsupported suffix; give a .npz, .csv or .parquet file, files"
         " with `tfrecord` in their names, or a folder of images"
     )
 
