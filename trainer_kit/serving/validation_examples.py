@@ -64,13 +64,18 @@ def get_features_spec(dataset: tf.data.Dataset, model: Model) -> NestedSpec:
 
 def get_model_spec(model: Any) -> NestedSpec | None:
     """Returns the specs of the inputs of a functional Keras model. None for other models."""
-    if not getattr(model, "inputs", None):
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
         return None
+    # A Sequential of Keras 3 has no structure of inputs.
+    structure = getattr(model, "input", None)
+    if structure is None:
+        structure = inputs[0]
 
     def describe_input(part: Any) -> tf.TensorSpec:
         return tf.TensorSpec(part.shape, part.dtype)
 
-    return tf.nest.map_structure(describe_input, model.input)
+    return tf.nest.map_structure(describe_input, structure)
 
 
 def take_features(dataset: tf.data.Dataset, model: Model, count: int) -> Any:

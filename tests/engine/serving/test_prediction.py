@@ -73,6 +73,15 @@ def test_without_an_output_the_columns_are_returned(model: keras.Model) -> None:
     np.testing.assert_allclose(columns["outputs"], model(ROWS), rtol=1e-5)
 
 
+def test_a_sequential_model_takes_a_file(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    np.savez(tmp_path / "in.npz", inputs=ROWS)
+
+    columns = trainer_kit.predict(model, tmp_path / "in.npz")
+
+    np.testing.assert_allclose(columns["outputs"], model(ROWS), rtol=1e-5)
+
+
 def test_a_killed_prediction_computes_the_missing_parts(
     model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
