@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.errors import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch_size", type=int, default=32, help="Rows in a batch. Default: 32.")
     parser.add_argument(
-        "--worker",
-        default="0/1",
-        metavar="NUMBER/COUNT",
-        help="This worker's number, from 0, and the number of workers. Default: 0/1.",
+        "--worker", type=int, default=0, help="The number of this worker, from 0. Default: 0."
     )
+    parser.add_argument("--workers", type=int, default=1, help="All workers. Default: 1.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,9 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer_kit.runtime.strategy import create_strategy
     from trainer_kit.serving.prediction import predict
 
-    number, _, count = arguments.worker.partition("/")
-    if not (number.isdigit() and count.isdigit()):
-        raise UsageError(f"--worker: {arguments.worker!r} is no NUMBER/COUNT, such as 0/2")
     predict(
         arguments.model_dir,
         arguments.input,
@@ -65,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         weights=arguments.weights,
         batch_size=arguments.batch_size,
         strategy=create_strategy(RuntimeConfig(distribution_strategy="mirrored")),
-        worker=int(number),
-        workers=int(count),
+        worker=arguments.worker,
+        workers=arguments.workers,
         verbose=True,
     )
     return ExitCode.DONE

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
+import itertools
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,13 @@ from trainer_kit.errors import UsageError
 from trainer_kit.serving.export_formats import Arrays
 from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
 from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
-from trainer_kit.serving.prediction_files import PredictionParts, check_output, merge_parts
+from trainer_kit.serving.prediction_files import PredictionParts, check_output
 from trainer_kit.serving.prediction_inputs import (
     Batch,
     PredictionInputs,
     is_tfrecord,
     open_inputs,
+    select_inputs,
 )
 from trainer_kit.serving.validation_examples import (
     build_validation_dataset,
@@ -34,7 +34,7 @@ from trainer_kit.serving.validation_examples import (
 from trainer_kit.typing import Model
 
 # The batches of a part.
-_PART_BATCHES = 256
+_PART_BATCHES = 128
 _WAIT_SECONDS = 0.2
 
 
@@ -92,26 +92,24 @@ def predict(
     with strategy.scope():
         run, inference = _open_inference(run_or_model, data, which, import_modules, weights)
     inputs = open_inputs(data, run, inference, batch_size)
-    compute = _Computation(inference, strategy)
+    infer = ReplicatedInference(inference, strategy)
     if output is None:
-        pieces = [compute(batch) for batch in _show_progress(inputs, 0, verbose)]
-        return _join(pieces)
+        return _join([infer(batch) for batch in _show_progress(inputs, 0, verbose)])
 
     path = os.fspath(output)
-    identity = {
-        "weights of the model": _compute_checksum(inference.model.variables),
-        "data": inputs.identity,
-        "batch_size": batch_size,
-    }
-    parts = PredictionParts(path, json.loads(json.dumps(identity)))
-    count = _write_parts(parts, compute, inputs, worker, workers, verbose)
+    weights_checksum = 0
+    for variable in inference.model.variables:
+        weights_checksum = zlib.crc32(np.asarray(variable).tobytes(), weights_checksum)
+    identity = {"weights": weights_checksum, "data": inputs.identity, "batch_size": batch_size}
+    parts = PredictionParts(path, identity)
+    count = _write_parts(parts, infer, inputs, worker, workers, verbose)
     if worker == 0:
-        if any(not parts.has_part(number) for number in range(count)):
+        if not parts.has_all(count):
             print(f"waits for the parts of the other workers in {parts.folder}")
-        while not all(parts.has_part(number) for number in range(count)):
+        while not parts.has_all(count):
             time.sleep(_WAIT_SECONDS)
-        rows = merge_parts(parts, count, path)
-        print(f"{rows:,} rows in {path}")
+        parts.merge(count)
+        print(f"the predictions are in {path}")
     return path
 
 
@@ -148,7 +146,7 @@ def _open_inference(
     return None, build_inference_function(None, run_or_model, spec)
 
 
-class _Computation:
+class ReplicatedInference:
     """Computes the columns of a batch, on all replicas of a strategy.
 
     Args:
@@ -159,7 +157,6 @@ class _Computation:
     def __init__(self, inference: InferenceFunction, strategy: tf.distribute.Strategy) -> None:
         self._inference = inference
         self._strategy = strategy
-        self._replicas = strategy.num_replicas_in_sync
 
         def infer(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
             return inference.function(*arguments)
@@ -172,18 +169,19 @@ class _Computation:
 
     def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
-        inputs, keys = batch
-        outputs = self._inference(inputs) if self._replicas == 1 else self._share(inputs)
-        if both := keys.keys() & outputs.keys():
+        inputs, passed = select_inputs(batch, self._inference)
+        is_shared = self._strategy.num_replicas_in_sync > 1
+        outputs = self._share(inputs) if is_shared else self._inference(inputs)
+        if both := passed.keys() & outputs.keys():
             raise UsageError(
                 f"input: the column {min(both)!r} has the name of an output; rename it"
             )
-        return {**keys, **outputs}
+        return {**passed, **outputs}
 
     def _share(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the outputs of a batch of which each replica computes a part."""
         rows = len(next(iter(inputs.values())))
-        bounds = np.linspace(0, rows, self._replicas + 1).astype(int)
+        bounds = np.linspace(0, rows, self._strategy.num_replicas_in_sync + 1).astype(int)
 
         def distribute(name: str) -> Any:
             dtype = self._inference.input_specs[name].dtype
@@ -205,7 +203,7 @@ class _Computation:
 
 def _write_parts(
     parts: PredictionParts,
-    compute: _Computation,
+    infer: ReplicatedInference,
     inputs: PredictionInputs,
     worker: int,
     workers: int,
@@ -216,31 +214,17 @@ def _write_parts(
     while workers == 1 and parts.has_part(first):
         first += 1
 
-    pieces: list[dict[str, np.ndarray]] = []
-    index = first * _PART_BATCHES
-    is_missing = False
-    for batch in _show_progress(inputs, index, verbose):
-        number, place = divmod(index, _PART_BATCHES)
-        if place == 0:
-            is_missing = number % workers == worker and not parts.has_part(number)
-        index += 1
+    batches = _show_progress(inputs, first * _PART_BATCHES, verbose)
+    number = first
+    while True:
+        is_missing = number % workers == worker and not parts.has_part(number)
+        part_batches = itertools.islice(batches, _PART_BATCHES)
+        pieces = [infer(batch) if is_missing else {} for batch in part_batches]
+        if not pieces and number > 0:
+            return number
         if is_missing:
-            pieces.append(compute(batch))
-        if pieces and place == _PART_BATCHES - 1:
             parts.write(number, _join(pieces))
-            pieces = []
-    if pieces:
-        parts.write(number, _join(pieces))
-    if index == 0:
-        raise UsageError("input: the data has no row")
-    return math.ceil(index / _PART_BATCHES)
-
-
-def _compute_checksum(variables: Iterable[Any]) -> int:
-    checksum = 0
-    for variable in variables:
-        checksum = zlib.crc32(np.asarray(variable).tobytes(), checksum)
-    return checksum
+        number += 1
 
 
 def _show_progress(inputs: PredictionInputs, skipped: int, verbose: bool) -> Iterator[Batch]:

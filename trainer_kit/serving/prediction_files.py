@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import os
+import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +19,31 @@ from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.serving.export_formats import Arrays, import_runtime
 
-_RECORD = "prediction.json"
-
 
 class PredictionParts:
     """The numbered parts of a prediction, each written at once, so that a killed one continues.
 
     Args:
-      output: The path of the file at the end. The parts are in the folder `<output>.parts`.
-      identity: What the rows depend on, in JSON types. Parts of another identity are refused.
-
-    Raises:
-      UsageError: When the folder has parts of another prediction.
+      output: The path of the file at the end.
+      identity: What the rows depend on, in JSON types. Its hash is in the name of the folder,
+        `<output>.parts-<hash>`, so another prediction has other parts.
     """
 
     def __init__(self, output: str, identity: Mapping[str, Any]) -> None:
-        self.folder = Path(f"{output}.parts")
-        record = files.read_json(self.folder / _RECORD)
-        if record is None and self.folder.exists():
-            # A removal was interrupted.
-            self.remove()
-        if record is None:
-            files.write_json(self.folder / _RECORD, identity)
-        elif record != identity:
-            names = [name for name in identity if record.get(name) != identity[name]]
-            raise UsageError(
-                f"{self.folder} has the parts of another prediction: {', '.join(names)} differ;"
-                " remove the folder, or give another output"
-            )
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.output = Path(output)
+        self.folder = Path(f"{output}.parts-{digest[:8]}")
 
-    def get_path(self, number: int) -> Path:
-        """Returns the path of a part."""
+    def _get_path(self, number: int) -> Path:
         return self.folder / f"part-{number:06}.npz"
 
     def has_part(self, number: int) -> bool:
         """Whether a part is there, which is whole then."""
-        return self.get_path(number).exists()
+        return self._get_path(number).exists()
+
+    def has_all(self, count: int) -> bool:
+        """Whether the first parts are there."""
+        return all(self.has_part(number) for number in range(count))
 
     def write(self, number: int, columns: Arrays) -> None:
         """Writes a part.
@@ -60,66 +51,47 @@ class PredictionParts:
         Raises:
           StorageError: When it cannot be written.
         """
-        path = self.get_path(number)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name, column in columns.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, column, allow_pickle=False)
+        files.write_bytes(self._get_path(number), content.getvalue())
+
+    def read(self, count: int, names: Sequence[str] | None = None) -> Iterator[Arrays]:
+        """Yields the columns of each of the first parts, or those of some names."""
+        for number in range(count):
+            with np.load(self._get_path(number)) as arrays:
+                yield {name: arrays[name] for name in names or arrays.files}
+
+    def merge(self, count: int) -> None:
+        """Writes the rows of the first parts to the output, in order, and removes the folder.
+
+        Raises:
+          StorageError: When the file cannot be written.
+        """
+        temporary = self.folder / "merged.tmp"
         try:
-            with open(temporary, "wb") as stream:
-                with zipfile.ZipFile(stream, "w") as archive:
-                    for name, column in columns.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                            np.lib.format.write_array(entry, column, allow_pickle=False)
-                stream.flush()
+            WRITERS[self.output.suffix](self, count, temporary)
+            with open(temporary, "rb+") as stream:
                 os.fsync(stream.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, self.output)
+            shutil.rmtree(self.folder)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
-        """Returns the columns of a part."""
-        with np.load(self.get_path(number)) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-
-    def remove(self) -> None:
-        """Removes the folder. The record, without which no part counts, goes first."""
-        for path in sorted(self.folder.iterdir(), reverse=True):
-            path.unlink()
-        self.folder.rmdir()
+            reason = error.strerror or error
+            raise StorageError(f"{self.output} cannot be written: {reason}") from error
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of all parts.
-
-    Attributes:
-      parts: The parts.
-      part_count: Their number.
-      count: The number of rows.
-      dtypes: The dtype of each column over all parts. That of a text has the longest length.
-    """
-
-    parts: PredictionParts
-    part_count: int
-    count: int
-    dtypes: Mapping[str, np.dtype[Any]]
-
-    def iterate(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the columns of each part, in order."""
-        for number in range(self.part_count):
-            columns = self.parts.read(number)
-            yield {name: columns[name].astype(dtype) for name, dtype in self.dtypes.items()}
-
-
-def write_json_lines(rows: Rows, path: str) -> None:
+def write_json_lines(parts: PredictionParts, count: int, path: Path) -> None:
     """Writes one JSON object in a line. Arrays are nested lists."""
     with open(path, "w", encoding="utf-8") as stream:
-        for columns in rows.iterate():
+        for columns in parts.read(count):
             lists = [_to_list(column) for column in columns.values()]
             for values in zip(*lists, strict=True):
                 stream.write(json.dumps(dict(zip(columns, values, strict=True))) + "\n")
 
 
-def write_csv(rows: Rows, path: str) -> None:
+def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
     """Writes a CSV file. A vector has a column for each number, such as `outputs_0`.
 
     Raises:
@@ -127,54 +99,60 @@ def write_csv(rows: Rows, path: str) -> None:
     """
     import pandas
 
-    for number, columns in enumerate(rows.iterate()):
-        table: dict[str, Any] = {}
-        for name, column in columns.items():
-            if column.ndim > 2:
-                raise UsageError(
-                    f"{name} has the shape {list(column.shape[1:])} in a row, and a CSV file has"
-                    " numbers; write .jsonl, .parquet or .npz"
-                )
-            if column.ndim == 1:
-                table[name] = _to_list(column)
-                continue
-            for index in range(column.shape[1]):
-                table[f"{name}_{index}"] = column[:, index]
-        is_first = number == 0
-        mode = "w" if is_first else "a"
-        pandas.DataFrame(table).to_csv(path, mode=mode, header=is_first, index=False)
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        for number, columns in enumerate(parts.read(count)):
+            table: dict[str, Any] = {}
+            for name, column in columns.items():
+                if column.ndim > 2:
+                    raise UsageError(
+                        f"{name} has the shape {list(column.shape[1:])} in a row, and a CSV file"
+                        " has numbers; write .jsonl, .parquet or .npz"
+                    )
+                if column.ndim == 1:
+                    table[name] = _to_list(column)
+                    continue
+                for index in range(column.shape[1]):
+                    table[f"{name}_{index}"] = column[:, index]
+            pandas.DataFrame(table).to_csv(stream, header=number == 0, index=False)
 
 
-def write_parquet(rows: Rows, path: str) -> None:
+def write_parquet(parts: PredictionParts, count: int, path: Path) -> None:
     """Writes a Parquet file. Arrays are lists."""
     pyarrow = import_runtime("pyarrow", "parquet")
     parquet = import_runtime("pyarrow.parquet", "parquet")
     with contextlib.ExitStack() as stack:
         writer = None
-        for columns in rows.iterate():
+        for columns in parts.read(count):
             table = pyarrow.table({name: _to_list(value) for name, value in columns.items()})
             if writer is None:
                 writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)
 
 
-def write_npz(rows: Rows, path: str) -> None:
+def write_npz(parts: PredictionParts, count: int, path: Path) -> None:
     """Writes a .npz file. Each column is one array, written part by part."""
-    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
-        for name, dtype in rows.dtypes.items():
-            row_shape = rows.parts.read(0)[name].shape[1:]
+    row_count = 0
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for columns in parts.read(count):
+        row_count += len(next(iter(columns.values())))
+        for name, column in columns.items():
+            # The texts of a part have the length of its longest one.
+            dtypes[name] = np.promote_types(dtypes.get(name, column.dtype), column.dtype)
+
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, dtype in dtypes.items():
             header = {
                 "descr": np.lib.format.dtype_to_descr(dtype),
                 "fortran_order": False,
-                "shape": (rows.count, *row_shape),
+                "shape": (row_count, *columns[name].shape[1:]),
             }
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                 np.lib.format.write_array_header_1_0(stream, header)
-                for columns in rows.iterate():
-                    stream.write(columns[name].tobytes())
+                for part in parts.read(count, [name]):
+                    stream.write(part[name].astype(dtype).tobytes())
 
 
-WRITERS: Mapping[str, Callable[[Rows, str], None]] = {
+WRITERS: Mapping[str, Callable[[PredictionParts, int, Path], None]] = {
     ".jsonl": write_json_lines,
     ".csv": write_csv,
     ".parquet": write_parquet,
@@ -188,40 +166,6 @@ def check_output(output: str) -> None:
         raise UsageError(f"output: {output} ends with none of {', '.join(WRITERS)}")
     if output.endswith(".parquet"):
         import_runtime("pyarrow.parquet", "parquet")
-
-
-def merge_parts(parts: PredictionParts, count: int, output: str) -> int:
-    """Writes the rows of all parts to one file, in order, and removes the parts.
-
-    Args:
-      parts: The parts.
-      count: Their number.
-      output: The path of the file.
-
-    Returns:
-      The number of rows.
-
-    Raises:
-      StorageError: When the file cannot be written.
-    """
-    row_count = 0
-    dtypes: dict[str, np.dtype[Any]] = {}
-    for number in range(count):
-        columns = parts.read(number)
-        row_count += len(next(iter(columns.values())))
-        for name, column in columns.items():
-            dtypes[name] = np.promote_types(dtypes.get(name, column.dtype), column.dtype)
-
-    temporary = parts.folder / "merged.tmp"
-    try:
-        WRITERS[Path(output).suffix](Rows(parts, count, row_count, dtypes), str(temporary))
-        with open(temporary, "rb+") as stream:
-            os.fsync(stream.fileno())
-        os.replace(temporary, output)
-        parts.remove()
-    except OSError as error:
-        raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error
-    return row_count
 
 
 def _to_list(column: np.ndarray) -> list[Any]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 import trainer_kit
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.serving import prediction, prediction_files
+from trainer_kit.serving import prediction
 from trainer_kit.serving.prediction_files import PredictionParts
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.testing.tiny_task import tiny_arrays
@@ -111,19 +111,20 @@ def test_a_killed_prediction_computes_the_missing_parts(
     np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS), rtol=1e-5)
 
 
-def test_parts_of_another_prediction_are_refused(model: keras.Model, tmp_path: Path) -> None:
-    path = str(tmp_path / "out.npz")
-    PredictionParts(path, {"checkpoint": "other"})
+def test_parts_of_another_prediction_are_not_merged(model: keras.Model, tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+    trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=1, workers=2)
 
-    with pytest.raises(UsageError, match="has the parts of another prediction: weights of the"):
-        trainer_kit.predict(model, {"x": ROWS}, path)
+    trainer_kit.predict(model, {"x": ROWS + 1}, path, batch_size=10)
+
+    np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS + 1), rtol=1e-5)
 
 
 def test_two_workers_share_the_parts(model: keras.Model, tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
 
     trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=1, workers=2)
-    parts = sorted(file.name for file in (tmp_path / "out.npz.parts").glob("part-*"))
+    parts = sorted(file.name for file in tmp_path.glob("out.npz.parts-*/part-*"))
     assert parts == ["part-000001.npz"]
     trainer_kit.predict(model, {"x": ROWS}, path, batch_size=10, worker=0, workers=2)
 
@@ -238,7 +239,7 @@ def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
     [
         ({"output": "out.txt"}, "ends with none of .jsonl, .csv, .parquet, .npz"),
         ({"data": "nothing.npz"}, "there is no file nothing.npz"),
-        ({"data": {"y": ROWS}}, "the columns are y, and the model also takes x"),
+        ({"data": {"y": ROWS}}, "the columns are y, and the model takes 'x'"),
         (
             {"data": {"x": ROWS[:, :2]}},
             r"'x' has the shape \[2\] in a row, and the model takes \[3\]",
@@ -258,9 +259,8 @@ def test_texts_of_several_parts_get_one_dtype(tmp_path: Path) -> None:
     for number in range(3):
         parts.write(number, {"name": np.array(["a" * (number + 1)]), "value": np.ones((1, 2))})
 
-    count = prediction_files.merge_parts(parts, 3, str(tmp_path / "out.npz"))
+    parts.merge(3)
 
     columns = np.load(tmp_path / "out.npz")
-    assert count == 3
     assert columns["name"].tolist() == ["a", "aa", "aaa"]
     assert columns["value"].shape == (3, 2)
