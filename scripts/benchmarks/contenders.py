@@ -21,6 +21,7 @@ OUR_EVALUATE = "scripts.benchmarks.ours:evaluate"
 OUR_SAVE = "scripts.benchmarks.ours:save"
 KERAS_FIT = "scripts.benchmarks.others:keras_fit"
 MODEL_GARDEN = "scripts.benchmarks.others:model_garden"
+PREDICT = "scripts.benchmarks.predictions:predict"
 FIRST_STEP = "scripts.benchmarks.commands:reach_first_step"
 RUN_TO_END = "scripts.benchmarks.commands:run_to_end"
 
@@ -145,6 +146,18 @@ def _evaluation(name: str, examples: int) -> Section:
     return Section(name=name, title=title, contenders=rows, unit="batches/s")
 
 
+def _predictions(net: str, row_count: int, goal: float) -> Section:
+    options = {"net": net, "rows": row_count}
+    rows = _with_control(
+        Contender("keras", PREDICT, options),
+        Contender("ours", PREDICT, {**options, "is_ours": True}, {"keras": goal}),
+    )
+    title = f"predictions for {row_count:,} rows, {TITLES[net]}"
+    return Section(
+        name=f"predict_{net}", title=title, contenders=rows, unit="rows/s", seconds=2, rounds=3
+    )
+
+
 # The programs do not train the same. Model Garden's `mock` feeds zeros to one dense unit, which is
 # in its favour, and has no optimizer, so sgd is named for it. The loop by hand reads random data.
 DIGITS = ("-m", "trainer_kit.train", "--experiment=digits_mlp", "--mode=train")
@@ -256,6 +269,8 @@ SECTIONS = (
     _replicas("transformer", 20),
     _evaluation("evaluation_short", 1797),
     _evaluation("evaluation_long", 32_000),
+    _predictions("dense", 50_000, 1.2),
+    _predictions("conv", 5_000, 1.0),
     _startup(),
     *_growth_sections(),
 )
