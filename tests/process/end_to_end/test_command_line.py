@@ -229,7 +229,8 @@ def test_the_example_of_the_readme_trains(tmp_path: Path, server: ForkServer) ->
     best = read_json(tmp_path / "runs/rings/best_ckpt/info.json")
     assert best["value"] > 0.95
 
-    (tmp_path / "plain.py").write_text(_example(tutorial, "plain.py"))
+    evaluation = (ROOT / "docs" / "guides" / "evaluation.md").read_text()
+    (tmp_path / "plain.py").write_text(_example(evaluation, "plain.py"))
     (tmp_path / "load.py").write_text(_example(tutorial, "load.py") + _EVALUATION)
     done = server.run(run_without_trainer_kit, "plain.py", "load.py", folder=str(tmp_path))
     assert done.code == 0, done.text
