@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NUMBER/COUNT",
         help="This worker's number, from 0, and the number of workers. Default: 0/1.",
     )
+    parser.add_argument(
+        "--evaluate",
+        action="store_true",
+        help="Also writes the scores of each class, the confusion matrix and the worst rows.",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         strategy=create_strategy(RuntimeConfig(distribution_strategy="mirrored")),
         worker=int(number),
         workers=int(count),
+        evaluate=arguments.evaluate,
         verbose=True,
     )
     return ExitCode.DONE

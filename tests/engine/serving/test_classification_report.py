@@ -1,4 +1,4 @@
-"""The results of a classifier: hand-computed values, kinds of outputs, refusals."""
+"""The results of a classifier: hand-computed values, kinds of outputs, refusals, the command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ import numpy as np
 import pandas
 import pytest
 
-from trainer_kit.errors import UsageError
+import trainer_kit
+from trainer_kit.cli.main import main
+from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.run.launcher import launch
 from trainer_kit.serving.classification_report import write_report
+from trainer_kit.testing import tiny_experiment
+from trainer_kit.testing.tiny_task import tiny_arrays
 
+NAME = "tests_classified_rows"
 LABELS = np.array([0, 0, 1, 1, 2])
 PROBABILITIES = np.array(
     [[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1], [0.9, 0.06, 0.04]],
@@ -206,3 +212,30 @@ def test_a_missing_package_is_one_line(
 
     with pytest.raises(UsageError, match=r"is not installed; pip install 'trainer_kit\[export\]'"):
         write_report([], ["outputs"], tmp_path / "p.csv")
+
+
+def test_the_command_evaluates_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny_experiment(train_steps=5)
+    trainer_kit.register_experiment(NAME)(lambda: config)
+    run = tmp_path / "run"
+    launch(config, "train_and_eval", str(run), experiment=NAME)
+    output = tmp_path / "p.jsonl"
+    arguments = [str(run), f"--output={output}", "--checkpoint=latest"]
+
+    code = main(["predict", *arguments, "--evaluate"])
+
+    assert code == ExitCode.DONE, capsys.readouterr().err
+    points, labels = tiny_arrays(False)
+    logits = trainer_kit.load_model(run, "latest")(points).numpy()
+    predicted = logits.argmax(axis=1)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+    report, worst = read_results(output)
+    assert report["accuracy"] == pytest.approx((predicted == labels).mean())
+    for index, number in enumerate(report["classes"]):
+        counts = [((labels == number) & (predicted == other)).sum() for other in report["classes"]]
+        assert report["confusion_matrix"][index] == counts
+    assert worst["row"].tolist() == np.argsort(-losses)[:20].tolist()
+    np.testing.assert_allclose(worst["loss"], np.sort(losses)[::-1][:20], rtol=1e-4)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["label"] for row in rows] == labels.tolist()
+    assert f"accuracy {report['accuracy']:.4f}" in capsys.readouterr().out
