@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker", type=int, default=0, help="The number of this worker, from 0. Default: 0."
     )
     parser.add_argument("--workers", type=int, default=1, help="All workers. Default: 1.")
+    parser.add_argument(
+        "--evaluate",
+        action="store_true",
+        help="Also writes the scores of each class, the confusion matrix and the worst rows.",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         strategy=create_strategy(RuntimeConfig(distribution_strategy="mirrored")),
         worker=arguments.worker,
         workers=arguments.workers,
+        evaluate=arguments.evaluate,
         verbose=True,
     )
     return ExitCode.DONE

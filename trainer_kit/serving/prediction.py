@@ -14,6 +14,7 @@ import tensorflow as tf
 from rich.progress import track
 
 from trainer_kit.errors import UsageError
+from trainer_kit.serving.classification_report import write_report
 from trainer_kit.serving.export_formats import Arrays
 from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
 from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
@@ -50,6 +51,7 @@ def predict(
     strategy: tf.distribute.Strategy | None = None,
     worker: int = 0,
     workers: int = 1,
+    evaluate: bool = False,
     verbose: bool = False,
 ) -> dict[str, np.ndarray] | str:
     """Computes the outputs of a model for all rows of some data, in the order of the data.
@@ -69,6 +71,7 @@ def predict(
       strategy: The strategy whose replicas share each batch. None: one replica.
       worker, workers: The number of this worker and of all workers. They share the parts in the
         folder of `output`, and worker 0 writes the file.
+      evaluate: Whether to write the results of a classifier beside `output`, too.
       verbose: Whether to show a progress bar.
 
     Returns:
@@ -80,8 +83,8 @@ def predict(
     """
     if output is not None:
         check_output(os.fspath(output))
-    elif workers > 1:
-        raise UsageError("predict: several workers need an output, whose folder they share")
+    elif workers > 1 or evaluate:
+        raise UsageError("predict: several workers and evaluate need an output")
     if not 0 <= worker < workers or batch_size < 1:
         raise UsageError(
             f"predict: worker={worker}, workers={workers}, batch_size={batch_size}; the worker is"
@@ -108,6 +111,8 @@ def predict(
             print(f"waits for the parts of the other workers in {parts.folder}")
         while not parts.has_all(count):
             time.sleep(_WAIT_SECONDS)
+        if evaluate:
+            write_report(parts.read(count), list(inference.output_specs), parts.output)
         parts.merge(count)
         print(f"the predictions are in {path}")
     return path

@@ -246,7 +246,7 @@ def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
         ),
         ({"data": {"x": ROWS, "key": KEYS[:3]}}, "the arrays have different lengths"),
         ({"data": {"x": ROWS[:0]}}, "the data has no row"),
-        ({"workers": 2}, "several workers need an output"),
+        ({"workers": 2}, "several workers and evaluate need an output"),
     ],
 )
 def test_mistakes_are_one_line(model: keras.Model, arguments: dict[str, Any], message: str) -> None:

@@ -1,0 +1,124 @@
+"""The results of a classifier: scores of each class, the confusion matrix and the worst rows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.errors import UsageError
+from trainer_kit.serving.export_formats import Arrays, import_runtime
+
+_SHOWN_CLASSES = 30
+_WORST_ROWS = 20
+
+
+def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: Path) -> None:
+    """Writes the results of a classifier to three files, and prints the scores of its classes.
+
+    For `p.parquet`, `p.report.json` has the scores and the confusion matrix, `p.confusion.png` is a
+    picture of the matrix, and `p.worst.csv` has the rows with the highest loss. Runs on the host.
+
+    Args:
+      parts: The columns of each part of the predictions, in order.
+      output_names: The names of the columns that the model has computed.
+      output: The path of the file of predictions.
+
+    Raises:
+      UsageError: When the predictions are not those of a classifier, or a package is missing.
+      StorageError: When a file cannot be written.
+    """
+    import pandas
+
+    metrics = import_runtime("sklearn.metrics", "evaluate")
+    figures = import_runtime("matplotlib.figure", "evaluate")
+
+    pairs: list[np.ndarray] = []
+    worst_rows = []
+    row_count = 0
+    for columns in parts:
+        label, scores = read_scores(columns, output_names)
+        if not pairs:
+            # The first part decides: all logits of a smaller one may happen to be in 0..1.
+            sums = scores.sum(axis=1, keepdims=True) if scores.shape[1] > 1 else 1.0
+            are_probabilities = not np.any((scores < 0) | (scores > 1) | (abs(sums - 1) > 0.01))
+        if scores.shape[1] == 1:
+            scores = np.hstack([1 - scores if are_probabilities else np.zeros_like(scores), scores])
+        logits = np.log(scores.clip(1e-30)) if are_probabilities else scores
+        predicted = scores.argmax(axis=1)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits).numpy()
+        # An output that is not a number is as wrong as can be.
+        losses[np.isnan(losses)] = np.inf
+
+        pairs.append(np.stack([label, predicted]))
+        table = pandas.DataFrame(index=pandas.RangeIndex(row_count, row_count + len(label)))
+        for name, column in columns.items():
+            if column.ndim == 1:
+                is_text = column.dtype.kind == "S"
+                table[name] = np.char.decode(column, "utf-8", "replace") if is_text else column
+        table = table.assign(predicted=predicted, probability=np.exp(-losses), loss=losses)
+        worst_rows.append(table.nlargest(_WORST_ROWS, "loss"))
+        row_count += len(label)
+
+    labels, predictions = np.hstack(pairs)
+    report = metrics.classification_report(labels, predictions, output_dict=True, zero_division=0)
+    matrix = metrics.confusion_matrix(labels, predictions)
+    classes = np.union1d(labels, predictions)
+    f1_scores = [report[str(number)]["f1-score"] for number in classes]
+    places = np.sort(np.argsort(f1_scores, kind="stable")[:_SHOWN_CLASSES])
+    shown = classes[places]
+    print(f"accuracy {report['accuracy']:.4f}; {len(shown)} of {len(classes)} classes:")
+    print(metrics.classification_report(labels, predictions, labels=shown, zero_division=0))
+
+    figure = figures.Figure([2 + 0.4 * len(shown)] * 2, layout="constrained")
+    display = metrics.ConfusionMatrixDisplay(matrix[np.ix_(places, places)], display_labels=shown)
+    display.plot(ax=figure.add_subplot(), colorbar=False, cmap="Blues")
+    picture = io.BytesIO()
+    figure.savefig(picture)
+
+    report |= {"classes": classes.tolist(), "confusion_matrix": matrix.tolist()}
+    worst = pandas.concat(worst_rows).nlargest(_WORST_ROWS, "loss")
+    files.write_json(output.with_suffix(".report.json"), report)
+    files.write_bytes(output.with_suffix(".confusion.png"), picture.getvalue())
+    files.write_text(output.with_suffix(".worst.csv"), worst.to_csv(index_label="row"))
+
+
+def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels, [rows], and the numbers of the model, [rows, classes] or [rows, 1].
+
+    Args:
+      columns: The columns of a part.
+      names: The names of the columns that the model has computed.
+
+    Raises:
+      UsageError: When there are no such columns, or a label is no class of the model.
+    """
+    names = sorted({"logits", "probabilities"}.intersection(names))[:1] or names
+    scores = columns[names[0]]
+    label = columns.get("label", np.array(np.nan))
+    if label.dtype.kind == "S" and np.char.isdigit(label).all():
+        # The labels of a CSV file are texts.
+        label = label.astype(np.int64)
+    is_whole = label.dtype.kind in "biuf" and np.array_equal(label, np.round(label))
+    has_scores = len(names) == 1 and scores.dtype.kind == "f" and scores.ndim <= 2
+    if not is_whole or label.ndim > 1 or not has_scores:
+        kinds = [f"{name} {part.dtype}{list(part.shape[1:])}" for name, part in columns.items()]
+        raise UsageError(
+            "evaluate: a classifier has a column `label` of whole numbers, and one output (or one"
+            " called logits or probabilities) of floats, [] or [classes]; there is"
+            f" {', '.join(kinds)}"
+        )
+
+    label = label.astype(np.int64)
+    scores = scores.reshape(len(label), -1)
+    last_class = max(1, scores.shape[1] - 1)
+    if label.min() < 0 or label.max() > last_class:
+        raise UsageError(
+            f"evaluate: the labels are {label.min()} to {label.max()}, and the classes of the model"
+            f" 0 to {last_class}"
+        )
+    return label, scores
