@@ -20,7 +20,7 @@ EXPERIMENT = "tests.process.end_to_end.killed_experiment"
 
 @pytest.fixture(scope="module")
 def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was killed four times in its export, and ended at the fifth start."""
+    """The folder of a run that was killed four times in its export, and then came to its end."""
     run = tmp_path_factory.mktemp("run")
     arguments = (
         f"--import_module={EXPERIMENT}",
