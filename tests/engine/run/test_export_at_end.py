@@ -76,7 +76,7 @@ def test_without_a_best_the_latest_weights_are_exported(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "export") == ["20"]
 
 
-def test_a_run_that_ends_early_exports_and_a_preempted_one_does_not(tmp_path: Path) -> None:
+def test_an_early_end_is_exported_and_a_preempted_run_is_not(tmp_path: Path) -> None:
     early = tmp_path / "early"
     preempted = tmp_path / "preempted"
 
