@@ -75,6 +75,7 @@ class Progress(StoppableRun):
       trainer: The trainer. None until it is made.
       times: The time ledger of the run, which begins now.
       startup_activity: A text that says what the run does before its first loop or evaluation.
+      is_exporting: Whether the run has ended, and its weights are exported.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class Progress(StoppableRun):
         self.controller: Any = None
         self.trainer: Any = None
         self.startup_activity = "building the model"
+        self.is_exporting = False
         self._has_trained = False
 
     def attach_controller(self, controller: Controller | OrbitController) -> None:
@@ -121,10 +123,10 @@ class Progress(StoppableRun):
         """Returns (phase, token), for the watchdog.
 
         The token changes with every training and evaluation step. Waiting for a checkpoint has its
-        own limit and counts as progress.
+        own limit and counts as progress. So does an export, which has no steps.
         """
         phase, step = self.get_phase_and_step()
-        if phase == "wait":
+        if phase == "wait" or self.is_exporting:
             return phase, time.monotonic()
         if phase == "evaluate":
             return phase, f"{step}, batch {self._count_evaluated_batches()}"
@@ -185,7 +187,7 @@ class Progress(StoppableRun):
         controller = self.controller
         trainer = self.trainer
         if self._phase not in ("train", "evaluate", REPORT_PHASE):
-            return False
+            return self.is_exporting
         if trainer.is_stop_agreed is not None:
             # A save takes all workers.
             _LOG.warning(

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import orbit
@@ -19,14 +20,17 @@ import tensorflow as tf
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
+from trainer_kit.checkpoint_names import parse_step
 from trainer_kit.config.run_warnings import (
     find_interval_warnings,
     find_save_interval_warnings,
     find_zero_rate_warnings,
 )
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.errors import DataError
+from trainer_kit.errors import DataError, UsageError
 from trainer_kit.errors.user_exits import convert_system_exit
+from trainer_kit.evals.best.info_json import read_info
+from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
@@ -46,6 +50,7 @@ from trainer_kit.run.run_record import (
 from trainer_kit.run.save_on_error import save_after_errors
 from trainer_kit.runtime.collectives import barrier, broadcast_text
 from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
+from trainer_kit.serving.run_checkpoint import resolve_run_checkpoint
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.model_stats import count_parameters
@@ -233,6 +238,7 @@ def run_experiment(
                 trainer.check_data()
                 assembly.check_setup(plan, trainer)
             _LOG.info("nothing to do: %s", finished_run.advice)
+            _export_weights(plan, progress)
             return trainer.model, finished_run.logs
 
         # The last checks and warnings before the work.
@@ -284,8 +290,7 @@ def run_experiment(
                         continue
 
         finish_run(plan, controller, signals, writers, best_checkpoints, logs)
-        # No worker is done before the chief is: the chief could not be started again alone.
-        barrier(plan.strategy)
+        _export_weights(plan, progress)
     return trainer.model, logs
 
 
@@ -309,6 +314,39 @@ def _agree_on_finished_run(
         # No start has ended, or the run continued after that start, or goes back.
         return None
     return find_finished_run(plan, final, stop_reason)
+
+
+def _export_weights(plan: RunPlan, progress: Progress) -> None:
+    """Exports the weights of a training run that has ended, as trainer.export asks.
+
+    They are the best weights, or the latest ones if there are no best. An export that exists stays.
+    Called on every worker, outside of the strategy's scope. The chief exports.
+
+    Raises:
+      UsageError: when a format cannot contain the model. The run itself is complete.
+      StorageError: when a file cannot be read or written.
+    """
+    options = plan.config.trainer
+    folder = Path(plan.directory.path)
+    progress.is_exporting = bool(options.export)
+    try:
+        if options.export and plan.writes_records:
+            # Only this imports the converters.
+            from trainer_kit.serving.export import export
+
+            which = "best" if read_info(plan.directory.best_dir) else "latest"
+            checkpoint = resolve_run_checkpoint(folder, which, options, resolve_weights_path)
+            target = folder / "export" / str(parse_step(checkpoint))
+            if target.exists():
+                _LOG.info("%s exists already", target)
+                return
+            _LOG.info("exporting %s", checkpoint)
+            export(folder, target, options.export, which=which)
+    except UsageError as error:
+        raise UsageError(f"the run is complete, but trainer.export: {error}") from error
+    finally:
+        # No worker is done before the chief is: the chief could not be started again alone.
+        barrier(plan.strategy)
 
 
 def _log_config_warnings(options: TrainerConfig) -> None:

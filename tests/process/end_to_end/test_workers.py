@@ -128,6 +128,7 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
 
     names = {path.name for path in runs.whole.glob("ckpt-*.index")}
     assert names == {f"ckpt-{STEPS}.index", "ckpt-80.index"}
+    assert len(list(runs.whole.glob("export/*/saved_model.pb"))) == 1
 
 
 def test_two_workers_are_stopped_together_by_the_chiefs_ledger(runs: Runs) -> None:

@@ -97,6 +97,7 @@ def build_normalized() -> Any:
         best_checkpoint_eval_metric="accuracy",
         best_checkpoints={"two": {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}},
         early_stopping=never_better,
+        export=["saved_model"],
         callbacks=[
             {"name": "tests.process.end_to_end.hyper_parameters_experiment:Hand", "args": hand},
             {"name": "set_from_file"},

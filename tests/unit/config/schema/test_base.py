@@ -97,6 +97,12 @@ def test_fields_have_to_be_named() -> None:
         (Choice, {"type": "outer"}, "Choice.type", "is not one of inner, ruled or null"),
         (Even, {"size": 3}, "Even.size", "3 is odd"),
         (TrainerConfig, {"validation_steps": 0}, "trainer.validation_steps", "use -1"),
+        (
+            TrainerConfig,
+            {"export": ["keras", "saved_modle"]},
+            "trainer.export",
+            "saved_model, keras, litert, onnx); did you mean saved_model?",
+        ),
     ],
 )
 def test_a_section_alone_names_its_place_in_an_experiment(
