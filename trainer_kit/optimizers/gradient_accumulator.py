@@ -229,7 +229,17 @@ class GradientAccumulator:
         )
 
     def _add(self, pairs: Sequence[Pair], apply: Apply) -> None:
-        _check_unconditional(self._graph)
+        # Inside a condition or a loop of the step, the update would run in any case, and once.
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None and graph is not self._graph:
+            if type(graph).__name__ in _BRANCHES:
+                raise UsageError(
+                    "trainer.accumulate_steps: the training step applies gradients inside a"
+                    " condition or a loop, and the micro-batches of a batch have one update; apply"
+                    " them in every step, or set trainer.accumulate_steps=1"
+                )
+            graph = getattr(graph, "outer_graph", None)
+
         variable_ids = [id(variable) for _, variable in pairs]
         ids = (id(self._optimizer), *variable_ids)
         # Counted by graph, since a tf.function in the step may be traced more than once.
@@ -237,19 +247,3 @@ class GradientAccumulator:
         key = (ids, self._call_counts[call])
         self._sums.add(key, pairs, apply, self._weight, self._is_first)
         self._call_counts[call] += 1
-
-
-def _check_unconditional(outer: tf.Graph) -> None:
-    """Raises UsageError inside a condition or a loop of the step.
-
-    The update would run in any case, and once.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not outer:
-        if type(graph).__name__ in _BRANCHES:
-            raise UsageError(
-                "trainer.accumulate_steps: the training step applies gradients inside a condition"
-                " or a loop, and the micro-batches of a batch have one update; apply them in every"
-                " step, or set trainer.accumulate_steps=1"
-            )
-        graph = getattr(graph, "outer_graph", None)
