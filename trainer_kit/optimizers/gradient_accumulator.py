@@ -91,7 +91,22 @@ class GradientSums:
             if gradient is None:
                 continue
 
-            total = self._get_or_create_sum((key, place), gradient, variable)
+            # All replicas share the variable of the sum.
+            if (key, place) not in self.variables:
+                sum_dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
+                # In a step that is traced the variable is created outside of its graph.
+                with tf.init_scope():
+                    self.variables[key, place] = tf.Variable(
+                        tf.zeros(variable.shape, sum_dtype),
+                        trainable=False,
+                        synchronization=tf.VariableSynchronization.ON_READ,
+                        aggregation=tf.VariableAggregation.SUM,
+                        name="accumulated_gradient",
+                        # With lifting the whole training loop would be traced twice.
+                        experimental_enable_variable_lifting=False,
+                    )
+
+            total = self.variables[key, place]
             dtype = total.dtype
             dense = tf.cast(tf.convert_to_tensor(gradient), dtype)
             weighted = multiply(dense, tf.cast(weight, dtype))
@@ -112,29 +127,6 @@ class GradientSums:
                     total = tf.cast(self.variables[key, place], gradient.dtype)
                 sums.append((total, variable))
             apply(sums)
-
-    def _get_or_create_sum(
-        self, key: tuple[Key, int], gradient: Gradient, variable: Variable
-    ) -> tf.Variable:
-        """Returns the variable for the sum of a gradient, which all replicas share.
-
-        Creates it if it does not exist.
-        """
-        if key not in self.variables:
-            dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
-            # In a step that is traced the variable is created outside of its graph.
-            with tf.init_scope():
-                zeros = tf.zeros(variable.shape, dtype)
-                self.variables[key] = tf.Variable(
-                    zeros,
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.SUM,
-                    name="accumulated_gradient",
-                    # With lifting the whole training loop would be traced twice.
-                    experimental_enable_variable_lifting=False,
-                )
-        return self.variables[key]
 
 
 class GradientAccumulator:

@@ -98,7 +98,12 @@ class LoopFunction:
 
         if _get_element_spec(iterator) != self._elements:
             self.trace_graph(iterator, *arguments)
-        self._get_last_iterator = _weak(iterator)
+        try:
+            # Other code decides when an iterator is deleted.
+            self._get_last_iterator = weakref.ref(iterator)
+        except TypeError:
+            # Some Python iterators have no weak reference.
+            self._get_last_iterator = lambda: None
         self._concrete = None
         return self.function(iterator, *arguments)
 
@@ -139,17 +144,6 @@ class LoopFunction:
     ) -> Sequence[object]:
         """Returns what stands for the arguments after the iterator when the function is traced."""
         return self._specs(iterator.element_spec) if self._specs else arguments
-
-
-def _weak(iterator: Iterator[object]) -> Callable[[], object]:
-    """Returns a weak reference, since other code decides when an iterator is deleted.
-
-    Some Python iterators have none.
-    """
-    try:
-        return weakref.ref(iterator)
-    except TypeError:
-        return lambda: None
 
 
 def _get_element_spec(iterator: Iterator[object]) -> NestedSpec:
