@@ -104,8 +104,19 @@ class JsonLinesWriter:
             return
         if step == last_step:
             self._append(record)
-        else:
-            self._insert_record(record)
+            return
+
+        # The record follows the last one of its step or of an earlier one.
+        self.close()
+        with _map_file(self.path) as data:
+            place = 0
+            for _, end, other in _iter_records_reversed(data):
+                if other["step"] <= step:
+                    place = end
+                    break
+            content = data[:place] + _encode_line(record) + data[place:]
+        text = content.decode(errors="replace")
+        files.write_text(self.path, text, point="history")
 
     def resume(self, step: int) -> None:
         """Moves the lines of steps after `step` to metrics.superseded.jsonl.
@@ -185,20 +196,6 @@ class JsonLinesWriter:
         except Exception as error:
             raise _storage_error(self.path, error) from error
         self._last_step = record["step"]
-
-    def _insert_record(self, record: dict[str, Any]) -> None:
-        self.close()
-        with _map_file(self.path) as data:
-            # The record follows the last one of its step or of an earlier one.
-            place = 0
-            for _, end, other in _iter_records_reversed(data):
-                if other["step"] <= record["step"]:
-                    place = end
-                    break
-            line = _encode_line(record)
-            content = data[:place] + line + data[place:]
-        text = content.decode(errors="replace")
-        files.write_text(self.path, text, point="history")
 
 
 def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
