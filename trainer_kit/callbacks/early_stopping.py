@@ -184,8 +184,12 @@ class EarlyStopping(Callback):
     def _read_evaluations(self, options: EarlyStoppingConfig) -> list[tuple[int, float]]:
         """Returns (step, last value) of each evaluation that counts, in the order of steps.
 
-        Evaluates the records again only if a ledger has changed. A sidecar may record a rewind of
-        the run late, so rewinds are read from the run's ledger.
+        The value is NaN where the metric is missing. Evaluates the records again only if a ledger
+        has changed. A sidecar may record a rewind of the run late, so rewinds are read from the
+        run's ledger.
+
+        Raises:
+          UsageError: when the last record does not contain the metric.
         """
         records = self._ledger.records()
         if options.eval_name:
@@ -211,7 +215,20 @@ class EarlyStopping(Callback):
                 for record, own_series in zip(active, series, strict=True)
                 if own_series == series[-1]
             ]
-        evaluations = _extract_values(active, options)
+
+        # Of several records of a step, the last one counts.
+        scalars_by_step: dict[int, dict[str, float]] = {}
+        for record in active:
+            scalars_by_step[int(record["step"])] = flatten_scalars(record["metrics"], "|")
+        if active:
+            ledger_name = options.eval_name or _DEFAULT_EVAL_NAME
+            last_scalars = scalars_by_step[int(active[-1]["step"])]
+            check_metric(options.metric, last_scalars, f"evals/{ledger_name}.jsonl")
+
+        evaluations = [
+            (step, scalars.get(options.metric, math.nan))
+            for step, scalars in sorted(scalars_by_step.items())
+        ]
         self._cached_evaluations = (records, evaluations)
         return evaluations
 
@@ -246,28 +263,3 @@ def _select_set(records: Sequence[Mapping[str, Any]], metric: str) -> Sequence[M
         return records
     name, _, _ = metric.partition("|")
     return [record for record in set_records if record["dataset"] == name]
-
-
-def _extract_values(
-    records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig
-) -> list[tuple[int, float]]:
-    """Returns (step, last value of the metric) in the order of steps. NaN where it is missing.
-
-    Raises:
-      UsageError: when the last record does not contain the metric.
-    """
-    # Of several records of a step, the last one counts.
-    scalars_by_step: dict[int, dict[str, float]] = {}
-    for record in records:
-        step = int(record["step"])
-        scalars_by_step[step] = flatten_scalars(record["metrics"], "|")
-
-    if records:
-        ledger_name = options.eval_name or _DEFAULT_EVAL_NAME
-        last_step = int(records[-1]["step"])
-        last_scalars = scalars_by_step[last_step]
-        check_metric(options.metric, last_scalars, f"evals/{ledger_name}.jsonl")
-    return [
-        (step, scalars.get(options.metric, math.nan))
-        for step, scalars in sorted(scalars_by_step.items())
-    ]

@@ -126,7 +126,12 @@ class Recovery(Callback):
         self._is_rewinding = False
         change = "nothing is changed"
         if self._options.recovery_policy == "skip":
-            change = self._skip_bad_batch()
+            change = "the divergence did not happen again step by step, so no batch is left out"
+            if self._diverging_step is not None and self._bad_batch is not None:
+                self._trainer.data.skip_batch(self._bad_batch)
+                change = f"batch {self._bad_batch}, of step {self._diverging_step}, is left out"
+            self._diverging_step = None
+            self._bad_batch = None
         elif self._options.recovery_policy == "lower_learning_rate":
             self._factor *= self._options.recovery_learning_rate_factor
             hyper_parameters = self._trainer.hyper_parameters
@@ -139,22 +144,6 @@ class Recovery(Callback):
         """Restores the checkpoint at `path` and returns its step. Runs eagerly, in scope."""
         self._manager.restore(path)
         return self._manager.saved_step
-
-    def _skip_bad_batch(self) -> str:
-        """Leaves the batch of the first bad step out of the training data.
-
-        Returns:
-          A description of the change, for the log.
-        """
-        step = self._diverging_step
-        batch = self._bad_batch
-        self._diverging_step = None
-        self._bad_batch = None
-        if step is None or batch is None:
-            return "the divergence did not happen again step by step, so no batch is left out"
-
-        self._trainer.data.skip_batch(batch)
-        return f"batch {batch}, of step {step}, is left out"
 
     def find_diverging_step(self, step: int, end: int, deadline: float = math.inf) -> int | None:
         """Trains step by step up to `end` and returns the first step that diverges.

@@ -120,17 +120,16 @@ class ReduceOnPlateau(Callback):
             return
 
         # An evaluation that is repeated after a resume does not count again.
-        if run.step > self._last_step:
-            self._last_step = run.step
-            self._observe(run, metrics[self._metric])
+        if run.step <= self._last_step:
+            return
 
-    def _observe(self, run: Run, value: float) -> None:
-        """Takes the value of a new evaluation into account, and reduces if it is time."""
+        self._last_step = run.step
         if self._cooldown_counter > 0:
             self._cooldown_counter -= 1
             self._evaluations_without_improvement = 0
 
         # The first finite value is always an improvement.
+        value = metrics[self._metric]
         bound = -math.inf
         if self._best is not None:
             bound = self._sign * self._best + self._min_delta

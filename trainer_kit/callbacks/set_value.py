@@ -169,7 +169,16 @@ def _parse_values(steps: object) -> dict[int | Duration, float]:
             )
 
         entry, value = pair
-        milestone = _parse_milestone(entry)
+        milestone: int | Duration = entry
+        if type(entry) is not int or entry < 0:
+            duration = Duration.parse(entry)
+            if duration is None or duration.unit != EPOCHS:
+                raise UsageError(
+                    f"set_at_steps: {entry!r:.60} is not a step; give a whole number of steps, 0 or"
+                    " more, or epochs such as '3 epochs'"
+                )
+            milestone = duration
+
         # A bool is an int in Python.
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
@@ -182,16 +191,3 @@ def _parse_values(steps: object) -> dict[int | Duration, float]:
             )
         values[milestone] = float(value)
     return values
-
-
-def _parse_milestone(value: object) -> int | Duration:
-    """Returns the global step of an entry, or its epochs."""
-    if type(value) is int and value >= 0:
-        return value
-    duration = Duration.parse(value)
-    if duration is None or duration.unit != EPOCHS:
-        raise UsageError(
-            f"set_at_steps: {value!r:.60} is not a step; give a whole number of steps, 0 or more,"
-            " or epochs such as '3 epochs'"
-        )
-    return duration

@@ -133,17 +133,13 @@ class TensorSummaries(Callback):
             elif manager is not None:
                 writer = manager.summary_writer(folder) if folder else manager.summary_writer()
                 with writer.as_default(step=run.step), tf.summary.record_if(True):
-                    _write_array(section, value)
-
-
-def _write_array(section: SummaryConfig, value: np.ndarray) -> None:
-    if section.type == "histogram":
-        tf.summary.histogram(section.tensor, value)
-        return
-
-    if np.ndim(value) != 4 or value.shape[-1] not in (1, 3, 4):
-        raise UsageError(
-            f"{_FIELD}: the tensor {section.tensor!r} has the shape {list(np.shape(value))}, and"
-            " type=image needs [batch, height, width, channels] with 1, 3 or 4 channels"
-        )
-    tf.summary.image(section.tensor, value)
+                    if section.type == "histogram":
+                        tf.summary.histogram(section.tensor, value)
+                        continue
+                    if np.ndim(value) != 4 or value.shape[-1] not in (1, 3, 4):
+                        raise UsageError(
+                            f"{_FIELD}: the tensor {section.tensor!r} has the shape"
+                            f" {list(np.shape(value))}, and type=image needs [batch, height,"
+                            " width, channels] with 1, 3 or 4 channels"
+                        )
+                    tf.summary.image(section.tensor, value)

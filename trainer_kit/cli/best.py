@@ -54,8 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--top: must be 1 or more, not {arguments.top}")
     folder = require_run(arguments.model_dir)
     settings = read_settings(folder)
-    name = _select_ledger(folder, arguments.name)
+
+    # Without --name, the training run's ledger comes first.
+    names = ledgers.require_ledgers(folder, arguments.name)
+    if ledgers.VALIDATION not in names and len(names) > 1:
+        choices = ", ".join(f"--name={ledger_name}" for ledger_name in names)
+        raise UsageError(
+            "--name: is required, because several sidecars recorded evaluations and the training"
+            f" run none; give one of: {choices}"
+        )
+    name = names[0]
     arguments.name = name
+
     evaluations = ledgers.read_evaluations(folder, name)
     if arguments.best is not None:
         return _show_named(arguments, folder, name, settings, evaluations)
@@ -81,19 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
     best_dirs = [best_dir, training_best_dir]
     _print_evaluations(arguments, folder, choice, rankings, shown, best_dirs)
     return ExitCode.DONE
-
-
-def _select_ledger(folder: Path, name: str | None) -> str:
-    """Returns the named ledger. Without a name, the training run's ledger or the only one."""
-    names = ledgers.require_ledgers(folder, name)
-    if ledgers.VALIDATION in names or len(names) == 1:
-        # The training run's ledger comes first.
-        return names[0]
-    choices = ", ".join(f"--name={ledger_name}" for ledger_name in names)
-    raise UsageError(
-        "--name: is required, because several sidecars recorded evaluations and the training run"
-        f" none; give one of: {choices}"
-    )
 
 
 def _show_named(

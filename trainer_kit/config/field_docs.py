@@ -58,7 +58,16 @@ def read_field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
     # The entry of a subclass wins over that of its base class.
     texts: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
-        texts.update(_parse_attribute_entries(vars(cls).get("__doc__") or ""))
+        docstring = inspect.cleandoc(vars(cls).get("__doc__") or "")
+        _, _, attributes = docstring.partition("\nAttributes:\n")
+        name = ""
+        for line in attributes.splitlines():
+            if entry := _ENTRY.match(line):
+                name = entry[1]
+                texts[name] = line[entry.end() :]
+            elif line.startswith("    ") and name:
+                # An entry continues in lines that are indented further.
+                texts[name] += f" {line.strip()}"
 
     docs = {}
     for name, field in get_fields(config_class).items():
@@ -104,20 +113,3 @@ def read_class_summary(config_class: type[Section]) -> str:
     docstring = inspect.cleandoc(config_class.__doc__ or "")
     summary = docstring.split("\n\nAttributes:\n")[0]
     return " ".join(summary.split())
-
-
-def _parse_attribute_entries(docstring: str) -> dict[str, str]:
-    """Returns the entries below `Attributes:` by name.
-
-    An entry continues in lines that are indented further.
-    """
-    _, _, attributes = inspect.cleandoc(docstring).partition("\nAttributes:\n")
-    entries: dict[str, str] = {}
-    name = ""
-    for line in attributes.splitlines():
-        if entry := _ENTRY.match(line):
-            name = entry[1]
-            entries[name] = line[entry.end() :]
-        elif line.startswith("    ") and name:
-            entries[name] += f" {line.strip()}"
-    return entries

@@ -135,7 +135,18 @@ class Ledger:
             evaluations.append((dataset, dict(metrics), seconds))
 
         if self._recorded_metrics is None:
-            self._recorded_metrics = _first_metrics(self.records())
+            # The first record of several with one key counts.
+            self._recorded_metrics = {}
+            for record in self.records():
+                if record.get("kind") != REWIND:
+                    key = (
+                        record["lineage"],
+                        record["step"],
+                        record.get("dataset"),
+                        record.get("config_hash"),
+                    )
+                    values = _encode_metrics(record["metrics"])
+                    self._recorded_metrics.setdefault(key, values)
 
         is_new = False
         for dataset, set_metrics, duration in evaluations:
@@ -480,21 +491,6 @@ def _signature(path: str | os.PathLike[str]) -> Any:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    metrics_by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for record in records:
-        if record.get("kind") != REWIND:
-            key = (
-                record["lineage"],
-                record["step"],
-                record.get("dataset"),
-                record.get("config_hash"),
-            )
-            metrics = _encode_metrics(record["metrics"])
-            metrics_by_key.setdefault(key, metrics)
-    return metrics_by_key
 
 
 def _is_record(record: Mapping[str, object]) -> bool:

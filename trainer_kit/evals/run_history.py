@@ -133,14 +133,20 @@ class RunHistory:
                 last_step,
             )
 
-        if is_new and self._history_writer is not None and self._sidecars_know_lost_checkpoints():
-            _LOG.warning(
-                "%s names evaluations of checkpoints that are gone; "
-                "sidecars forget them, and the run begins at step 0",
-                self.ledger.path,
-            )
-            # A sidecar that still runs reads this.
-            self.ledger.rewind(0)
+        if is_new and self._history_writer is not None:
+            # A sidecar may have evaluated a checkpoint that the run has not taken back itself, or
+            # may be evaluating one.
+            records = active_records(read_sidecar_records(self.ledger.path))
+            lineages = [record["lineage"] for record in records if record["step"] > 0]
+            lineages += read_lineages_in_evaluation(os.path.dirname(self.ledger.path))
+            if max(lineages, default=-1) >= self.ledger.lineage:
+                _LOG.warning(
+                    "%s names evaluations of checkpoints that are gone; "
+                    "sidecars forget them, and the run begins at step 0",
+                    self.ledger.path,
+                )
+                # A sidecar that still runs reads this.
+                self.ledger.rewind(0)
 
         if not is_new:
             self._warn_of_loss(step)
@@ -187,16 +193,6 @@ class RunHistory:
                 saved_last,
                 remainder,
             )
-
-    def _sidecars_know_lost_checkpoints(self) -> bool:
-        """Whether a sidecar has evaluated a checkpoint that the run has not taken back itself.
-
-        A checkpoint that a sidecar is evaluating counts too.
-        """
-        records = active_records(read_sidecar_records(self.ledger.path))
-        lineages = [record["lineage"] for record in records if record["step"] > 0]
-        lineages += read_lineages_in_evaluation(os.path.dirname(self.ledger.path))
-        return max(lineages, default=-1) >= self.ledger.lineage
 
     def resume(self, step: int) -> None:
         """Sets all to `step`. Reports of later steps are superseded and come again."""

@@ -80,7 +80,14 @@ def create_optimizer(
 
     mixed_precision_dtype = mixed_precision_dtype or keras.config.dtype_policy().name
     if mixed_precision_dtype in ("float16", "mixed_float16"):
-        return _with_loss_scale(optimizer, loss_scale)
+        if loss_scale in (None, "dynamic"):
+            return LossScaleOptimizer(optimizer)
+        if isinstance(loss_scale, (str, bool)) or not 0 < loss_scale < float("inf"):
+            raise UsageError(
+                f"loss_scale is {loss_scale!r}; give 'dynamic' or a number above 0, like 1024"
+            )
+        return LossScaleOptimizer(optimizer, initial_scale=float(loss_scale), dynamic=False)
+
     if loss_scale is not None:
         _LOG.warning(
             "loss_scale=%s is not used: it is for float16, not %s",
@@ -128,18 +135,6 @@ def build_optimizers(optimizer: Optimizers | None, variables: Sequence[Variable]
     for part in optimizers:
         if isinstance(part, keras.Optimizer) and not part.built:
             part.build(variables)
-
-
-def _with_loss_scale(
-    optimizer: keras.Optimizer, loss_scale: str | float | None
-) -> LossScaleOptimizer:
-    if loss_scale in (None, "dynamic"):
-        return LossScaleOptimizer(optimizer)
-    if isinstance(loss_scale, (str, bool)) or not 0 < loss_scale < float("inf"):
-        raise UsageError(
-            f"loss_scale is {loss_scale!r}; give 'dynamic' or a number above 0, like 1024"
-        )
-    return LossScaleOptimizer(optimizer, initial_scale=float(loss_scale), dynamic=False)
 
 
 def _adafactor(config: AdafactorConfig, rate: Rate) -> keras.Optimizer:

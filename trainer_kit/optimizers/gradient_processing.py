@@ -87,7 +87,17 @@ class GradientProcessing:
         paths = [variable_path(variable) for variable in variables]
         results = list(gradients)
         if not self.is_used:
-            self._warn_about_unused_patterns(paths)
+            all_patterns: list[str] = []
+            for _, patterns in self._processors:
+                all_patterns += patterns
+            for pattern in dict.fromkeys(all_patterns):
+                if not is_found(pattern, paths):
+                    near = ", ".join(similar_paths(pattern, paths))
+                    _LOG.warning(
+                        "gradient_processors: the pattern %r matches no variable; there are: %s",
+                        pattern,
+                        near,
+                    )
         self.is_used = True
 
         for process, patterns in self._processors:
@@ -176,20 +186,6 @@ class GradientProcessing:
                 tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
                 for gradient in gradients
             ]
-
-    def _warn_about_unused_patterns(self, paths: Sequence[str]) -> None:
-        all_patterns: list[str] = []
-        for _, patterns in self._processors:
-            all_patterns += patterns
-        for pattern in dict.fromkeys(all_patterns):
-            if not is_found(pattern, paths):
-                near_paths = similar_paths(pattern, paths)
-                near = ", ".join(near_paths)
-                _LOG.warning(
-                    "gradient_processors: the pattern %r matches no variable; there are: %s",
-                    pattern,
-                    near,
-                )
 
 
 def parse_non_finite_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:

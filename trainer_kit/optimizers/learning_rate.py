@@ -293,7 +293,18 @@ def _create_schedule(config: LrConfig) -> Rate:
         return float(section.values[0])
     if kind in LrConfig.registry:
         entry = LrConfig.registry.lookup(kind)
-        return _convert_registered_schedule(kind, entry.build(section))
+        result = entry.build(section)
+        if isinstance(result, Schedule):
+            return result
+        # A bool is an int, too.
+        if isinstance(result, (int, float)) and not isinstance(result, bool):
+            return float(result)
+        if callable(result):
+            return FunctionSchedule(result)
+        raise UsageError(
+            f"the registered schedule {kind!r} built {result!r:.80}; return a keras"
+            " LearningRateSchedule, a function of the step, or a number"
+        )
 
     schedule = _SCHEDULES[kind](section)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
@@ -301,18 +312,3 @@ def _create_schedule(config: LrConfig) -> Rate:
     if offset:
         return WithOffset(schedule, offset, waits=kind in _CONSTANT_BEFORE_OFFSET)
     return schedule
-
-
-def _convert_registered_schedule(name: str, result: object) -> Rate:
-    """Returns the result of a registered schedule; a function of the step becomes a schedule."""
-    if isinstance(result, Schedule):
-        return result
-    # A bool is an int, too.
-    if isinstance(result, (int, float)) and not isinstance(result, bool):
-        return float(result)
-    if callable(result):
-        return FunctionSchedule(result)
-    raise UsageError(
-        f"the registered schedule {name!r} built {result!r:.80}; return a keras"
-        " LearningRateSchedule, a function of the step, or a number"
-    )

@@ -118,9 +118,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             tf.cond(finite, step, lambda: tf.constant(False))
             self._adapt(finite)
 
-        finite = _is_finite_on_all_replicas(unscaled)
+        not_finite = []
+        for gradient in unscaled:
+            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            is_finite = tf.reduce_all(tf.math.is_finite(values))
+            not_finite.append(tf.cast(~is_finite, tf.float32))
+
+        # The replicas count together, so that all of them update the variables, or none.
         context = tf.distribute.get_replica_context()
-        context.merge_call(update, args=(finite, unscaled))
+        count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(not_finite))
+        context.merge_call(update, args=(count == 0, unscaled))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -149,19 +156,3 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         no_steps = tf.zeros_like(good_steps)
         new_count = tf.where(grows, no_steps, good_steps)
         self.step_counter.assign(new_count)
-
-
-def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns whether the gradients of all replicas are finite, the same bool scalar on each."""
-    not_finite = []
-    for gradient in gradients:
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        values = gradient.values if is_sparse else gradient
-        are_finite = tf.math.is_finite(values)
-        is_finite = tf.reduce_all(are_finite)
-        not_finite.append(tf.cast(~is_finite, tf.float32))
-
-    context = tf.distribute.get_replica_context()
-    local_count = tf.add_n(not_finite)
-    count = context.all_reduce(tf.distribute.ReduceOp.SUM, local_count)
-    return count == 0

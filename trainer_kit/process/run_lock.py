@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypedDict, TypeGuard
+from typing import Literal, TypedDict, cast
 
 from trainer_kit import files
 from trainer_kit.errors import (
@@ -99,13 +99,10 @@ def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> 
         heartbeat = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
-    return heartbeat if _is_heartbeat(heartbeat) else None
-
-
-def _is_heartbeat(value: object) -> TypeGuard[Heartbeat]:
-    if not isinstance(value, dict) or "ended" not in value:
-        return False
-    return all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
+    if not isinstance(heartbeat, dict) or "ended" not in heartbeat:
+        return None
+    are_kinds_right = all(isinstance(heartbeat.get(key), kind) for key, kind in _KINDS.items())
+    return cast("Heartbeat", heartbeat) if are_kinds_right else None
 
 
 def is_process_alive(pid: int) -> bool:

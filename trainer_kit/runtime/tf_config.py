@@ -169,7 +169,16 @@ def read_cluster() -> Cluster | None:
     if not content.get("cluster"):
         return None
 
-    tasks = _parse_tasks(content["cluster"])
+    lists = content["cluster"]
+    if not isinstance(lists, dict) or not all(isinstance(item, list) for item in lists.values()):
+        raise _build_tf_config_error(f"'cluster' is {lists!r}, not lists of addresses by task type")
+    tasks: dict[str, tuple[str, ...]] = {}
+    for name, addresses in lists.items():
+        tasks[name] = tuple(str(address) for address in addresses)
+    for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
+        if not address.rpartition(":")[2].isdecimal():
+            raise _build_tf_config_error(f"the address {address!r} has no port")
+
     task = content.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= set(task):
         raise _build_tf_config_error(
@@ -214,25 +223,6 @@ def _parse_worker_hosts(worker_hosts: str) -> tuple[str, ...]:
                 "each worker needs its own address",
             )
     return addresses
-
-
-def _parse_tasks(cluster: object) -> dict[str, tuple[str, ...]]:
-    has_lists = isinstance(cluster, dict) and all(
-        isinstance(addresses, list) for addresses in cluster.values()
-    )
-    if not isinstance(cluster, dict) or not has_lists:
-        raise _build_tf_config_error(
-            f"'cluster' is {cluster!r}, not lists of addresses by task type"
-        )
-
-    tasks: dict[str, tuple[str, ...]] = {}
-    for name, addresses in cluster.items():
-        tasks[name] = tuple(str(address) for address in addresses)
-
-    for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
-        if not address.rpartition(":")[2].isdecimal():
-            raise _build_tf_config_error(f"the address {address!r} has no port")
-    return tasks
 
 
 def _build_tf_config_error(problem: str) -> ConfigError:

@@ -171,7 +171,22 @@ class SummaryManager:
             return tf.summary.create_noop_writer()
         folder = os.path.join(self._directory, relative_path)
         with self._storage_errors(relative_path):
-            _wait_for_a_later_name(folder)
+            # Readers sort files by name, which contains the second of opening. Within one second
+            # the order is arbitrary, so this file is opened in a later one.
+            newest = 0
+            if tf.io.gfile.isdir(folder):
+                for name in tf.io.gfile.listdir(folder):
+                    second = _parse_opening_second(name)
+                    newest = max(newest, second or 0)
+            if newest > time.time():
+                _LOG.warning(
+                    "%s has event files from the future; TensorBoard will read new events before"
+                    " those files",
+                    folder,
+                )
+            else:
+                while (wait := newest + 1 - time.time()) > 0:
+                    time.sleep(wait)
             return tf.summary.create_file_writer(folder)
 
     @contextlib.contextmanager
@@ -307,29 +322,6 @@ def _get_resource_handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
 
     (handle,) = flush.get_concrete_function().captured_inputs
     return handle
-
-
-def _wait_for_a_later_name(folder: str) -> None:
-    """Waits, at most a second, until the name of a new event file sorts after those in `folder`.
-
-    Readers sort files by name, which contains the second of opening. Within one second the order is
-    arbitrary.
-    """
-    newest = 0
-    if tf.io.gfile.isdir(folder):
-        for name in tf.io.gfile.listdir(folder):
-            second = _parse_opening_second(name)
-            newest = max(newest, second or 0)
-    if newest > time.time():
-        _LOG.warning(
-            "%s has event files from the future; TensorBoard will read new events before those"
-            " files",
-            folder,
-        )
-        return
-
-    while (wait := newest + 1 - time.time()) > 0:
-        time.sleep(wait)
 
 
 def _parse_opening_second(name: str) -> int | None:

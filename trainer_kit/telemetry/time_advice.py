@@ -88,7 +88,14 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
     # The activities whose share is large enough to be worth a change.
     large_shares: dict[str, float] = {}
     for name, (least_share, _, _) in _ADVICE.items():
-        share = _compute_avoidable_share(times, name)
+        share = times.share(name)
+        # The first evaluation is traced, so that only later ones show what could be saved.
+        if name == "evaluation":
+            share = 0.0
+            if times.evaluations > 1 and times.wall:
+                later_seconds = times.seconds.get(name, 0.0) - times.first_evaluation_seconds
+                seconds_per_evaluation = later_seconds / (times.evaluations - 1)
+                share = seconds_per_evaluation * times.evaluations / times.wall
         if share >= least_share:
             large_shares[name] = share
     if not large_shares:
@@ -102,21 +109,6 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
         advice = f"steps are short: try {_FUSE}, which takes many batches at once{_NEW_RUN}"
     share_text = percent(times.share(name))
     return f"{name}: {share_text} of the time was spent {activity}; {advice}"
-
-
-def _compute_avoidable_share(times: TimeAccount, name: str) -> float:
-    """Returns the share of `name` that could be saved.
-
-    For evaluations, it leaves out the tracing of the first. A single evaluation has the share 0.
-    """
-    if name != "evaluation":
-        return times.share(name)
-    if times.evaluations < 2 or not times.wall:
-        return 0.0
-    all_seconds = times.seconds.get(name, 0.0)
-    later_seconds = all_seconds - times.first_evaluation_seconds
-    seconds_per_evaluation = later_seconds / (times.evaluations - 1)
-    return seconds_per_evaluation * times.evaluations / times.wall
 
 
 def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:

@@ -87,8 +87,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> list[Variable]:
         if id(native_variable(variable)) in frozen_ids:
             variable.trainable = False
 
-    _check(model, patterns, frozen_ids)
-    _check_statistics(model, frozen_ids - _ids(trainable_before))
+    _check(model, patterns, frozen_ids, _ids(trainable_before))
 
     normalizations = sum("BatchNormalization" in type(layer).__name__ for layer in frozen_layers)
     normalization_text = ""
@@ -129,8 +128,10 @@ def _ids(variables: Sequence[Variable]) -> set[int]:
     return {id(native_variable(variable)) for variable in variables}
 
 
-def _check(model: Model, patterns: Sequence[str], frozen: set[int]) -> None:
-    """Checks that the model has variables to train, and that no matched variable is among them."""
+def _check(
+    model: Model, patterns: Sequence[str], frozen_ids: set[int], trainable_before_ids: set[int]
+) -> None:
+    """Checks that the model has variables to train, and that no matched variable can change."""
     trainable_ids = _ids(model.trainable_variables)
     if not trainable_ids:
         raise UsageError(
@@ -138,24 +139,21 @@ def _check(model: Model, patterns: Sequence[str], frozen: set[int]) -> None:
             "leave some to train, or evaluate the model with --mode=eval"
         )
 
-    if not_frozen_ids := trainable_ids & frozen:
-        weights = weights_by_path(model)
+    weights = weights_by_path(model)
+    if not_frozen_ids := trainable_ids & frozen_ids:
         names = [path for path, variable in weights.items() if id(variable) in not_frozen_ids]
         raise UsageError(
             f"trainer.freeze: {names[0]} of a {type(model).__name__} cannot be frozen by itself; "
             "only whole layers of a tf_keras model can, and any variable of a Keras 3 model"
         )
 
-
-def _check_statistics(model: Model, untrained: set[int]) -> None:
-    """Checks that no trained layer may update one of the matched statistics."""
+    # A layer that is trained may update its statistics.
     constant_ids: set[int] = set()
     for layer in layers_below(model):
         if not layer.trainable:
             constant_ids |= _ids(layer.weights)
 
-    changing_ids = untrained - constant_ids
-    weights = weights_by_path(model)
+    changing_ids = frozen_ids - trainable_before_ids - constant_ids
     names = [path for path, variable in weights.items() if id(variable) in changing_ids]
     if names:
         raise UsageError(

@@ -491,7 +491,20 @@ class TrainState:
         view = tf.train.TrackableView(self.checkpoint)
         items = list(view.descendants())
         variables = [item for item in items if isinstance(item, tf.Variable)]
-        _check_aggregations(items)
+
+        # What TensorFlow cannot save is reported before anything runs.
+        unsupported = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
+        for variable in variables:
+            parts: Any = getattr(variable, "values", None) or [variable]
+            is_unsupported = (variable.synchronization, variable.aggregation) == unsupported
+            if len(parts) > 1 and is_unsupported:
+                name = parts[0].name.partition(":")[0]
+                raise UsageError(
+                    f"the variable {name} has synchronization ON_READ and aggregation NONE, "
+                    "and TensorFlow cannot save such a variable of several replicas; "
+                    "give it the aggregation SUM, MEAN or ONLY_FIRST_REPLICA "
+                    "(each replica still keeps its own value)"
+                )
 
         # TensorFlow saves the slots of a Keras 2 optimizer without showing them, also those of a
         # wrapped optimizer.
@@ -609,27 +622,6 @@ def _get_replica_variables(variables: Iterable[tf.Variable]) -> list[tf.Variable
     for variable in variables:
         replica_variables += getattr(variable, "values", None) or [variable]
     return replica_variables
-
-
-def _check_aggregations(items: Iterable[object]) -> None:
-    """Raises UsageError for variables on several replicas that TensorFlow cannot save.
-
-    They are synchronized ON_READ and have no aggregation.
-    """
-    unsupported = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
-    for item in items:
-        parts: Any = getattr(item, "values", None) or [item]
-        if not isinstance(item, tf.Variable) or len(parts) == 1:
-            continue
-        if (item.synchronization, item.aggregation) == unsupported:
-            part_name = parts[0].name
-            name = part_name.partition(":")[0]
-            raise UsageError(
-                f"the variable {name} has synchronization ON_READ and aggregation NONE, "
-                "and TensorFlow cannot save such a variable of several replicas; "
-                "give it the aggregation SUM, MEAN or ONLY_FIRST_REPLICA "
-                "(each replica still keeps its own value)"
-            )
 
 
 def _native(variables: Iterable[Variable]) -> list[tf.Variable]:

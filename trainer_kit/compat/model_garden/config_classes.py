@@ -234,9 +234,14 @@ def _build_field(
 
     section_class = optional_section(hint)
     if value is None and section_class is not None and section_class not in enclosing_classes:
-        unset_section = _mirror_unset_section(section_class, enclosing_classes)
-        if unset_section:
-            return type(unset_section) | None, None
+        # A class whose fields have no defaults has no mirror.
+        unset_section: TheirConfig | None = None
+        with contextlib.suppress(TypeError):
+            unset_section = section_class()
+        if unset_section is not None:
+            section_classes = (*enclosing_classes, section_class)
+            unset_mirror = _create_mirror(unset_section, Config, {}, section_classes)
+            return type(unset_mirror) | None, None
 
     if isinstance(value, (list, tuple)):
         item_class = find_list_section(hint)
@@ -274,21 +279,6 @@ def _type_annotation(garden_config: TheirConfig, value: object) -> object:
     if not branches or value in others:
         return Any
     return Literal[tuple(branches)] | None
-
-
-def _mirror_unset_section(
-    section_class: type[TheirConfig], enclosing_classes: tuple[type, ...]
-) -> Config | None:
-    """Returns the mirror of an optional section that is not set.
-
-    None when its class has no defaults.
-    """
-    try:
-        section = section_class()
-    except TypeError:
-        return None
-    section_classes = (*enclosing_classes, section_class)
-    return _create_mirror(section, Config, {}, section_classes)
 
 
 def _unlock(garden_config: TheirConfig | list[Any] | tuple[Any, ...]) -> None:

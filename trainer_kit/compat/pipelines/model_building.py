@@ -80,7 +80,24 @@ def build_model(
             " Keras"
         )
 
-    model = _wrap_in_custom_class(built_model, custom_model_class)
+    # The model that is trained is of the custom class, with the same layers.
+    model = built_model
+    if custom_model_class is not None and not isinstance(model, custom_model_class):
+        try:
+            # The property `input` of a Sequential is that of a layer, which was not called.
+            if isinstance(model, keras.Sequential):
+                ends = (model.inputs[0], model.outputs[0])
+            else:
+                ends = (model.input, model.output)
+        except (AttributeError, ValueError, TypeError):
+            name = custom_model_class.__name__
+            raise UsageError(
+                f"custom_model_class={name} is made as {name}(inputs, outputs), and the model"
+                f" {model.name!r} has no inputs and outputs of its own; return a functional model,"
+                f" or a Sequential with an Input, or a {name} from build_model_func"
+            ) from None
+        model = custom_model_class(*ends)
+
     arguments = {"optimizer": optimizer, "loss": loss, "metrics": metrics}
     _compile(model, built_model, arguments)
     return model
@@ -170,29 +187,6 @@ def _call(
             " them, such as functools.partial(build_model, num_classes=10)"
         ) from None
     return build_model_func(**arguments)
-
-
-def _wrap_in_custom_class(
-    model: keras.Model | tf.keras.Model, custom_model_class: type | None
-) -> keras.Model | tf.keras.Model:
-    """Returns the model as one of the custom class, with the same layers."""
-    if custom_model_class is None or isinstance(model, custom_model_class):
-        return model
-
-    try:
-        # The property `input` of a Sequential is that of a layer, which was not called.
-        if isinstance(model, keras.Sequential):
-            ends = (model.inputs[0], model.outputs[0])
-        else:
-            ends = (model.input, model.output)
-    except (AttributeError, ValueError, TypeError):
-        name = custom_model_class.__name__
-        raise UsageError(
-            f"custom_model_class={name} is made as {name}(inputs, outputs), and the model"
-            f" {model.name!r} has no inputs and outputs of its own; return a functional model, or a"
-            f" Sequential with an Input, or a {name} from build_model_func"
-        ) from None
-    return custom_model_class(*ends)
 
 
 def _compile(

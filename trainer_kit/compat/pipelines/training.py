@@ -192,7 +192,18 @@ class Training:
         """
         with exit_codes(), use_custom_objects(self.custom_objects):
             self.history = self._train(train_ds, valid_ds, epochs, options)
-            self._write_artifacts()
+            if not self.artifacts_dir:
+                return self.history
+
+            # An earlier start may have written the artifacts of the newest checkpoint.
+            checkpoint = os.path.basename(self.last_checkpoint or "")
+            paths = [os.path.join(self.artifacts_dir, name) for name in (_HISTORY, _MODEL)]
+            are_complete = all(os.path.exists(path) for path in paths)
+            if not are_complete or self._folder.read_meta().get("artifacts_of") != checkpoint:
+                # The note comes last: a job that is killed before writes the artifacts again.
+                self.save_history()
+                self.save_model()
+                self._folder.update_meta(artifacts_of=checkpoint)
         return self.history
 
     def save_history(
@@ -269,22 +280,6 @@ class Training:
         if self.last_checkpoint:
             checkpoint = os.path.relpath(self.last_checkpoint, self.job_dir)
             self._folder.update_meta(last_epoch=self.last_epoch, last_checkpoint=checkpoint)
-
-    def _write_artifacts(self) -> None:
-        """Writes the artifacts, unless those of the newest checkpoint exist."""
-        if not self.artifacts_dir:
-            return
-
-        checkpoint = os.path.basename(self.last_checkpoint or "")
-        paths = [os.path.join(self.artifacts_dir, name) for name in (_HISTORY, _MODEL)]
-        are_complete = all(os.path.exists(path) for path in paths)
-        if are_complete and self._folder.read_meta().get("artifacts_of") == checkpoint:
-            return
-
-        # The note comes last: a job that is killed before writes the artifacts again.
-        self.save_history()
-        self.save_model()
-        self._folder.update_meta(artifacts_of=checkpoint)
 
 
 class _Progress(Callback):

@@ -84,22 +84,18 @@ def _flatten(callbacks: Iterable[Any]) -> dict[str, Any]:
     waiting = list(callbacks)
     while waiting:
         callback = waiting.pop(0)
-        name = _describe_callback(callback)
+        # The class, with what the callback sets or writes.
+        name = type(callback).__name__
+        if isinstance(callback, HyperParamSetter):
+            name += f" {callback.param.readable_name}"
+        elif isinstance(callback, MinSaver):
+            name += f" {callback.filename}"
+
         number = sum(key.startswith(f"{name}/") for key in flat)
         flat[f"{name}/{number}"] = callback
         inner = [getattr(callback, "cb", None), *getattr(callback, "_monitors", ())]
         waiting += [item for item in inner if isinstance(item, Callback)]
     return flat
-
-
-def _describe_callback(callback: object) -> str:
-    """Returns the class of a callback, with what it sets or writes."""
-    name = type(callback).__name__
-    if isinstance(callback, HyperParamSetter):
-        return f"{name} {callback.param.readable_name}"
-    if isinstance(callback, MinSaver):
-        return f"{name} {callback.filename}"
-    return name
 
 
 def _remembered_names(callback: object) -> list[str]:

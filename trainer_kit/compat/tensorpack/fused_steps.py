@@ -6,7 +6,6 @@ option trainer.fuse_steps sets the number of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from trainer_kit.compat.tensorpack.callbacks.summary import (
 )
 from trainer_kit.compat.tensorpack.input_source.input_source import QueueSize
 from trainer_kit.compat.tensorpack.program_errors import ProgramError
-from trainer_kit.compat.tensorpack.program_graph import CutFunction, ProgramGraph
+from trainer_kit.compat.tensorpack.program_graph import CutFunction
 from trainer_kit.compat.tensorpack.session import flatten_fetches
 from trainer_kit.training.loops.fused_loop import explain_xla_errors
 
@@ -111,29 +110,25 @@ class FusedSteps:
             except tf.errors.OutOfRangeError:
                 # The data ends here. The next step finds its end again.
                 break
-        self._run_batches(program, function, batches)
-        trainer.loop.count_calls(len(batches))
-        return len(batches)
-
-    def _run_batches(
-        self, program: ProgramGraph, function: CutFunction, batches: Sequence[Sequence[Any]]
-    ) -> None:
         seeds = [program.next_seed + index for index in range(len(batches))]
         program.next_seed += len(batches)
+
         parts = list(zip(*batches, strict=True))
         shapes_differ = any(len({np.shape(value) for value in part}) > 1 for part in parts)
         if shapes_differ or len(batches) < self._count:
             for batch, seed in zip(batches, seeds, strict=True):
                 function(batch, seed)
-            return
+        else:
+            if id(function) not in self._functions:
+                self._functions[id(function)] = _build_loop(function, len(batches))
+            with tf.init_scope(), explain_xla_errors(self._count):
+                arguments = []
+                for part, tensor in zip(parts, function.feeds, strict=True):
+                    arguments.append(tf.constant(np.stack(part), tensor.dtype))
+                self._functions[id(function)](arguments, tf.constant(seeds, tf.int32))
 
-        if id(function) not in self._functions:
-            self._functions[id(function)] = _build_loop(function, len(batches))
-        arguments = []
-        with tf.init_scope(), explain_xla_errors(self._count):
-            for part, tensor in zip(parts, function.feeds, strict=True):
-                arguments.append(tf.constant(np.stack(part), tensor.dtype))
-            self._functions[id(function)](arguments, tf.constant(seeds, tf.int32))
+        trainer.loop.count_calls(len(batches))
+        return len(batches)
 
 
 def _build_loop(function: CutFunction, count: int) -> Any:

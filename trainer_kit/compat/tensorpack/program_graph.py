@@ -244,7 +244,22 @@ class ProgramGraph:
             with tf.compat.v1.name_scope(keywords.get("name"), "Variable") as scope:
                 name = scope.rstrip("/")
                 value = self._build_initial_value(name, keywords)
-                variable = self._create_storage(name, value, is_trainable, keywords)
+                if value.shape.is_fully_defined():
+                    with tf.init_scope():
+                        content = tf.zeros(value.shape, value.dtype)
+                else:
+                    content = self.run([value], {})[0]
+
+                is_shape_fixed = keywords.get("validate_shape", True)
+                with tf.init_scope():
+                    variable = GraphVariable(
+                        content,
+                        trainable=is_trainable,
+                        name=f"{name}/",  # the whole name, whatever the scope is
+                        dtype=value.dtype,
+                        constraint=keywords.get("constraint"),
+                        shape=keywords.get("shape") if is_shape_fixed else None,
+                    )
                 variable.initial_value = value
                 variable.op = tf.identity(variable.read_value(), name=scope).op
                 variable.initializer = tf.raw_ops.AssignVariableOp(
@@ -268,24 +283,6 @@ class ProgramGraph:
                 return tf.convert_to_tensor(value, keywords.get("dtype"))
         finally:
             self._seeds.variable_name = outer_name
-
-    def _create_storage(
-        self, name: str, value: tf.Tensor, is_trainable: bool, keywords: Mapping[str, Any]
-    ) -> GraphVariable:
-        if value.shape.is_fully_defined():
-            with tf.init_scope():
-                content = tf.zeros(value.shape, value.dtype)
-        else:
-            content = self.run([value], {})[0]
-        with tf.init_scope():
-            return GraphVariable(
-                content,
-                trainable=is_trainable,
-                name=f"{name}/",  # the whole name, whatever the scope is
-                dtype=value.dtype,
-                constraint=keywords.get("constraint"),
-                shape=keywords.get("shape") if keywords.get("validate_shape", True) else None,
-            )
 
     def initialize_variables(self) -> None:
         """Gives variables their initial values that do not have them yet."""

@@ -13,7 +13,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import (
     Annotated,
     Any,
@@ -92,7 +92,17 @@ class Config(Section):
         """Makes the class raise FieldErrors, and returns a new object."""
         # It is done here because pydantic sets `__init__` again when a class is first used.
         if is_configclass(cls) and not hasattr(cls.__init__, "__wrapped__"):
-            cls.__init__ = _convert_init_errors(cls.__init__)  # type: ignore[method-assign]
+            checked_init = cls.__init__
+
+            @functools.wraps(checked_init)
+            def __init__(self: Any, *args: Any, **values: Any) -> None:
+                try:
+                    checked_init(self, *args, **values)
+                except ValidationError as error:
+                    mistakes = _collect_mistakes(type(self), args, values, error)
+                    raise FieldError(type(self), mistakes) from error
+
+            cls.__init__ = __init__  # type: ignore[method-assign]
         return super().__new__(cls)
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -177,20 +187,6 @@ class OneOfConfig(Config):
 
     def get_active_fields(self) -> list[str]:
         return ["type", *([self.type] if self.type else [])]
-
-
-def _convert_init_errors(checked_init: Callable[..., None]) -> Callable[..., None]:
-    """Returns an `__init__` that raises a FieldError in place of pydantic's error."""
-
-    @functools.wraps(checked_init)
-    def __init__(self: Any, *args: Any, **values: Any) -> None:
-        try:
-            checked_init(self, *args, **values)
-        except ValidationError as error:
-            mistakes = _collect_mistakes(type(self), args, values, error)
-            raise FieldError(type(self), mistakes) from error
-
-    return __init__
 
 
 def _collect_mistakes(

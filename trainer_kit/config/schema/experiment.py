@@ -452,14 +452,7 @@ class TrainerConfig(Config):
                 f"optimizer_config.ema averages all weights; remove it, or that of {names}",
             )
 
-        yield from self._evaluated_weights_rules(common_average)
-
-    def _evaluated_weights_rules(self, common_average: object) -> Iterator[tuple[str, str]]:
-        """Checks that all averages of a run evaluate the same weights.
-
-        Args:
-          common_average: The section optimizer_config.ema, or what a Model Garden task has there.
-        """
+        # All averages of a run evaluate the same weights.
         averages: dict[str, object] = {}
         for name, section in self.optimizers.items():
             averages[f"optimizers.{name}.ema"] = section.ema
@@ -546,20 +539,17 @@ class ExperimentConfig(Config):
 
         # With virtual CPUs the number of replicas is known before the run.
         mirrors = runtime.distribution_strategy in ("auto", "mirrored") and not runtime.tpu
-        if mirrors and runtime.virtual_cpus > 1:
-            yield from self._replica_rules(runtime.virtual_cpus)
-
-    def _replica_rules(self, replicas: int) -> Iterator[tuple[str, str]]:
-        """Checks what several replicas require."""
-        if self.trainer.fuse_steps > 1:
-            yield (
-                "trainer.fuse_steps",
-                f"{self.trainer.fuse_steps} needs one replica; {XLA_REPLICA_LIMIT}:"
-                " set fuse_steps=1, or use one device",
-            )
-        for path, batch in self.get_training_batch_sizes():
-            if batch % replicas:
-                yield path, describe_uneven_batch(batch, replicas, " (runtime.virtual_cpus)")
+        replicas = runtime.virtual_cpus
+        if mirrors and replicas > 1:
+            if fuse_steps > 1:
+                yield (
+                    "trainer.fuse_steps",
+                    f"{fuse_steps} needs one replica; {XLA_REPLICA_LIMIT}:"
+                    " set fuse_steps=1, or use one device",
+                )
+            for path, batch in self.get_training_batch_sizes():
+                if batch % replicas:
+                    yield path, describe_uneven_batch(batch, replicas, " (runtime.virtual_cpus)")
 
     def _validation_set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks the names of validation sets, and that settings name existing sets."""

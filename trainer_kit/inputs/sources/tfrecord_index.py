@@ -98,10 +98,14 @@ class RecordFiles:
         # Each file is opened once for all of its records.
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            file_begins = begins[rows]
-            file_ends = ends[rows]
-            places = zip(rows.tolist(), file_begins.tolist(), file_ends.tolist(), strict=True)
-            self._read_frames(self._paths[file], list(places), frames)
+            places = zip(rows.tolist(), begins[rows].tolist(), ends[rows].tolist(), strict=True)
+            path = self._paths[file]
+            try:
+                with open(path, "rb", buffering=0) as stream:
+                    for row, begin, end in places:
+                        frames[row] = os.pread(stream.fileno(), end - begin, begin)
+            except OSError as error:
+                raise DataError(f"{path} cannot be read any more: {error.strerror}") from error
 
         # The first record that is not valid is the damaged one.
         valid_records = _read_valid_records(frames)
@@ -138,26 +142,6 @@ class RecordFiles:
             ),
             "records": f"{len(self)}, checksum {records_checksum:08x}",
         }
-
-    def _read_frames(
-        self, path: str, places: list[tuple[int, int, int]], frames: list[bytes]
-    ) -> None:
-        """Reads the frames of one file into `frames`.
-
-        Args:
-          path: The file.
-          places: (index in `frames`, first byte, byte after the last) of each frame.
-          frames: The list that is filled.
-        """
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                for row, begin, end in places:
-                    frames[row] = os.pread(descriptor, end - begin, begin)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read any more: {error.strerror}") from error
 
 
 def find_matching_files(pattern: str | Sequence[str]) -> list[str]:

@@ -80,15 +80,15 @@ class LoopFunction:
         # The spec of the elements of the newest graph's iterator.
         self._elements: Any = _NONE
 
-        # A function that returns the iterator of the last call, and the concrete function for it.
-        self._get_last_iterator: Callable[[], object] = lambda: None
+        # The iterator of the last call, which other code deletes, and the concrete function for it.
+        self._last_iterator: weakref.ref[Any] | None = None
         self._concrete: Any = None
 
     def __call__(self, iterator: Iterator[object], *arguments: Any) -> Any:
         if tf.config.functions_run_eagerly():
             return self.function(iterator, *arguments)
 
-        if self._get_last_iterator() is iterator:
+        if self._last_iterator is not None and self._last_iterator() is iterator:
             # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop
             # without steps.
             if self._concrete is None:
@@ -98,7 +98,10 @@ class LoopFunction:
 
         if _get_element_spec(iterator) != self._elements:
             self.trace_graph(iterator, *arguments)
-        self._get_last_iterator = _weak(iterator)
+        self._last_iterator = None
+        # Some Python iterators have no weak reference.
+        with contextlib.suppress(TypeError):
+            self._last_iterator = weakref.ref(iterator)
         self._concrete = None
         return self.function(iterator, *arguments)
 
@@ -139,17 +142,6 @@ class LoopFunction:
     ) -> Sequence[object]:
         """Returns what stands for the arguments after the iterator when the function is traced."""
         return self._specs(iterator.element_spec) if self._specs else arguments
-
-
-def _weak(iterator: Iterator[object]) -> Callable[[], object]:
-    """Returns a weak reference, since other code decides when an iterator is deleted.
-
-    Some Python iterators have none.
-    """
-    try:
-        return weakref.ref(iterator)
-    except TypeError:
-        return lambda: None
 
 
 def _get_element_spec(iterator: Iterator[object]) -> NestedSpec:

@@ -189,7 +189,7 @@ TABLE = [
     (predict_unknown_tensor, UsageError, "", "no tensor 'fc/outptu:0'; did you mean fc/output"),
     (infer_unknown_tensor, UsageError, "train", "no tensor 'csot.*'; did you mean cost"),
     (run_unknown_tensor, UsageError, "", "no tensor 'fc/otput:0'; did you mean fc/output"),
-    (train_endless_data, UsageError, "train", "no steps_per_epoch, and the length of its data"),
+    (train_endless_data, UsageError, "train", "no steps_per_epoch, and its data has no length"),
     (infer_short_data, DataError, "train", "BatchData ended after 5 .* __len__\\(\\) returns 8"),
     (train_short_data, DataError, "train", "BatchData ended after 5 .* __len__\\(\\) returns 8"),
     (give_three_components, DataError, "train", "FakeData has 3 components, and .* 2 inputs"),

@@ -48,7 +48,12 @@ class DataflowReader:
         self._dataflow = dataflow.ds if is_repeated else dataflow
         self._is_infinite = is_infinite or is_repeated
         self._reads_ahead = reads_ahead
-        self._is_queue = _reads_queue(self._dataflow)
+        # Whether it takes datapoints that others produce, or a dataflow that it contains does.
+        source: Any = self._dataflow
+        while source is not None and not isinstance(source, (DataFromQueue, RemoteDataZMQ)):
+            source = getattr(source, "ds", None)
+        self._is_queue = source is not None
+
         self._is_reset = False
         self._has_started = False
         self._pass = 0
@@ -291,12 +296,3 @@ def _compute_seed(path: str, number: int) -> int:
     # What fix_rng_seed of Tensorpack sets.
     base = "" if utils._RNG_SEED is None else f" {utils._RNG_SEED}"
     return zlib.crc32(f"{path} {number}{base}".encode())
-
-
-def _reads_queue(dataflow: Any) -> bool:
-    """Whether a dataflow, or one that it contains, takes datapoints that others produce."""
-    while not isinstance(dataflow, (DataFromQueue, RemoteDataZMQ)):
-        dataflow = getattr(dataflow, "ds", None)
-        if dataflow is None:
-            return False
-    return True

@@ -93,23 +93,24 @@ class _DataflowInput(InputSource):
         self._placeholders: list[tf.Tensor] | None = None
 
     def _get_input_tensors(self) -> list[tf.Tensor]:
-        if self._placeholders is None or self.is_queue:
-            self._placeholders = self._build_placeholders()
-            feed = TowerFeed(self._placeholders, self._reader)
-            current_program_graph().feeders.append(feed)
-        return self._placeholders
+        if self._placeholders is not None and not self.is_queue:
+            return self._placeholders
 
-    def _build_placeholders(self) -> list[tf.Tensor]:
+        feeders = current_program_graph().feeders
+        placeholders: list[tf.Tensor] = []
         if not self.is_queue:
             placeholders = [build_or_reuse_placeholder(spec) for spec in self._specs]
-            # Two inputs of a program may not feed one placeholder.
-            fed_ids: set[int] = set()
-            for feeder in current_program_graph().feeders:
-                fed_ids.update(map(id, feeder.placeholders))
-            if not fed_ids.intersection(map(id, placeholders)):
-                return placeholders
-        with _v1.name_scope(None), _v1.name_scope(type(self).__name__):
-            return [_v1.placeholder(spec.dtype, spec.shape, spec.name) for spec in self._specs]
+        # Two inputs of a program may not feed one placeholder.
+        fed_ids = {id(tensor) for feeder in feeders for tensor in feeder.placeholders}
+        if self.is_queue or fed_ids.intersection(map(id, placeholders)):
+            with _v1.name_scope(None), _v1.name_scope(type(self).__name__):
+                placeholders = [
+                    _v1.placeholder(spec.dtype, spec.shape, spec.name) for spec in self._specs
+                ]
+
+        self._placeholders = placeholders
+        feeders.append(TowerFeed(placeholders, self._reader))
+        return placeholders
 
     def _reset_state(self) -> None:
         self._reader.restart()

@@ -323,7 +323,14 @@ class Trainer:
         end = step + count
         with self.enter():
             if not self.has_begun:
-                self._begin(step)
+                self.has_begun = True
+                seed = self.program.next_seed
+                self._locate_step(step)
+                continue_statistics(self.callbacks, step)
+                self._callbacks.before_train()
+                self.loop.update_global_step()
+                # A run that is started again draws the same numbers as one that was not.
+                self.program.next_seed = seed
             elif step != self._step:
                 # The engine has gone back to an earlier checkpoint.
                 self._is_in_epoch = False
@@ -346,16 +353,6 @@ class Trainer:
                 # The engine would take it for the end of the engine data.
                 raise RuntimeError("a step or a callback has raised StopIteration") from error
         return self._step - step
-
-    def _begin(self, step: int) -> None:
-        self.has_begun = True
-        seed = self.program.next_seed
-        self._locate_step(step)
-        continue_statistics(self.callbacks, step)
-        self._callbacks.before_train()
-        self.loop.update_global_step()
-        # A run that is started again draws the same numbers as one that was not.
-        self.program.next_seed = seed
 
     def _locate_step(self, step: int) -> None:
         self.loop.locate_step(step)

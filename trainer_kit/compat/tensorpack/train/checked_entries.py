@@ -130,12 +130,26 @@ def compute_synchronized_moments(
     context = get_current_tower_context()
     if context.total > 1:
         message = (
-            f"BatchNorm(sync_statistics={sync_statistics!r}) needs the statistics of"
-            f" {context.total} towers, which are built one after the other; leave it out: each"
-            " tower then has its own statistics"
+            f"BatchNorm(sync_statistics={sync_statistics!r}) needs {context.total} towers at once;"
+            " leave it out, and each tower has its own statistics"
         )
         raise ProgramError(message)
     return tf.nn.moments(inputs, red_axis)
+
+
+def get_towers(self: Any) -> Any:
+    """Is the property TowerTrainer.towers.
+
+    Raises:
+      UsageError: When the trainer has no towers yet.
+    """
+    if self.tower_func is None:
+        message = (
+            f"{type(self).__name__} has no towers yet; call setup_graph, or set tower_func and"
+            " call it in a TowerContext"
+        )
+        raise ProgramError(message)
+    return self.tower_func.towers
 
 
 def check_entries() -> None:
@@ -149,7 +163,7 @@ def check_entries() -> None:
     AutoResumeTrainConfig.__init__ = create_resumed_config
     _check_setup(SingleCostTrainer)
     _check_length(TrainConfig)
-    _check_towers(TowerTrainer)
+    TowerTrainer.towers = property(get_towers, doc=TowerTrainer.towers.__doc__)
 
 
 def _check_setup(trainer_class: Any) -> None:
@@ -161,8 +175,8 @@ def _check_setup(trainer_class: Any) -> None:
     ) -> Any:
         if len(getattr(self, "devices", ())) > 1 and not isinstance(input, FeedfreeInput):
             message = (
-                f"{type(input).__name__} gives all towers the same datapoint; give"
-                f" {type(self).__name__} a QueueInput, of which each tower gets its own"
+                f"{type(input).__name__} gives all towers the same datapoint; use a QueueInput,"
+                " which gives each its own"
             )
             raise ProgramError(message)
         return setup_graph(self, input_signature, input, check_cost(get_cost_fn), get_opt_fn)
@@ -184,22 +198,8 @@ def _check_length(config_class: Any) -> None:
             create(self, *arguments, **options)
         except NotImplementedError as error:
             message = (
-                "TrainConfig has no steps_per_epoch, and the length of its data is not known; give"
-                " steps_per_epoch, or a dataflow that has a length"
+                "TrainConfig has no steps_per_epoch, and its data has no length; give one of them"
             )
             raise ProgramError(message) from error
 
     config_class.__init__ = checked_init
-
-
-def _check_towers(trainer_class: Any) -> None:
-    def get_towers(self: Any) -> Any:
-        if self.tower_func is None:
-            message = (
-                f"{type(self).__name__} has no towers yet; call setup_graph, or set tower_func and"
-                " call it in a TowerContext"
-            )
-            raise ProgramError(message)
-        return self.tower_func.towers
-
-    trainer_class.towers = property(get_towers, doc=trainer_class.towers.__doc__)
