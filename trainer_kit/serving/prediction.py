@@ -16,8 +16,8 @@ from rich.progress import track
 
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.export_formats import Arrays
-from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
-from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
+from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.model_loading import LoadedRun, open_run
 from trainer_kit.serving.prediction_files import PredictionParts, check_output, merge_parts
 from trainer_kit.serving.prediction_inputs import (
     Batch,
@@ -25,12 +25,7 @@ from trainer_kit.serving.prediction_inputs import (
     is_tfrecord,
     open_inputs,
 )
-from trainer_kit.serving.validation_examples import (
-    build_validation_dataset,
-    get_features_spec,
-    get_model_spec,
-    get_serving_examples,
-)
+from trainer_kit.serving.validation_examples import get_serving_examples, open_inference
 from trainer_kit.typing import Model
 
 # The batches of a part.
@@ -123,29 +118,13 @@ def _open_inference(
     weights: str,
 ) -> tuple[LoadedRun | None, InferenceFunction]:
     """Returns the run, if it is one, and its inference. Called in strategy scope."""
-    if isinstance(run_or_model, (str, os.PathLike)):
-        run = open_run(run_or_model, which, import_modules, weights)
-        if data is None or is_tfrecord(data):
-            spec = get_features_spec(build_validation_dataset(run.config, run.task), run.model)
-            return run, build_inference_function(run.task, run.model, spec, is_raw=False)
-        examples = get_serving_examples(run.task)
-        if examples is not None:
-            spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
-        else:
-            # The validation data of the run may be on another machine.
-            spec = get_model_spec(run.model)
-            if spec is None:
-                spec = get_features_spec(build_validation_dataset(run.config, run.task), run.model)
-        return run, build_inference_function(run.task, run.model, spec)
-
-    spec = get_model_spec(run_or_model)
-    if spec is None:
-        check_built(run_or_model)
-        if data is None or isinstance(data, (str, os.PathLike)):
-            raise UsageError("predict: a model that is not functional takes arrays as data")
-        arrays = tf.nest.map_structure(tf.convert_to_tensor, data)
-        spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, arrays)
-    return None, build_inference_function(None, run_or_model, spec)
+    if not isinstance(run_or_model, (str, os.PathLike)):
+        arrays = None if isinstance(data, (str, os.PathLike)) else data
+        return None, open_inference(run_or_model, None, arrays)
+    run = open_run(run_or_model, which, import_modules, weights)
+    reads_validation_data = data is None or is_tfrecord(data)
+    examples = None if reads_validation_data else get_serving_examples(run.task)
+    return run, open_inference(run.model, run, examples)
 
 
 class _Computation:

@@ -17,8 +17,8 @@ import tf_keras
 import trainer_kit
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.serving.export import publish_folder
 from trainer_kit.serving.inference_function import name_tensors
+from trainer_kit.serving.model_export import publish_folder
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import FEATURES
 

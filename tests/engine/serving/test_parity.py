@@ -10,9 +10,9 @@ import pytest
 
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.export_formats import Arrays, SavedModelFormat
-from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
+from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.parity import check_parity
-from trainer_kit.serving.validation_examples import get_model_spec
+from trainer_kit.serving.validation_examples import open_inference
 
 BATCH = {"x": np.array([[1.0, 2.0], [3.0, 4.0]], "float32")}
 
@@ -34,7 +34,7 @@ class Changed(SavedModelFormat):
 def identity() -> InferenceFunction:
     inputs = keras.Input((2,), name="x")
     model = keras.Model(inputs, keras.layers.Identity()(inputs))
-    return build_inference_function(None, model, get_model_spec(model))
+    return open_inference(model, None)
 
 
 def test_the_difference_is_a_part_of_the_largest_output(identity: InferenceFunction) -> None:
