@@ -125,8 +125,9 @@ outputs = model({features}, training=False)"""
 
     def write(self, inference: InferenceFunction, path: str, examples: Arrays) -> None:
         """Saves the model. See ExportFormat."""
-        kind = type(inference.model)
-        if not issubclass(kind, keras.Model):
+        model = inference.model
+        if not isinstance(model, keras.Model):
+            kind = type(model)
             raise UsageError(
                 f"keras: {kind.__module__}.{kind.__name__} is not a model of Keras 3; take the"
                 " format saved_model"
@@ -137,7 +138,7 @@ outputs = model({features}, training=False)"""
                 " postprocess; take the format saved_model"
             )
         with _explain_conversion(self.name):
-            inference.model.save(path)
+            model.save(path)
 
     def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the model in a process that knows only Keras. See ExportFormat."""
@@ -222,7 +223,6 @@ class LiteRTInt8Format(LiteRTFormat):
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = read_examples
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
 
 
 class OnnxFormat(ExportFormat):
@@ -300,6 +300,8 @@ def _explain_conversion(name: str) -> Iterator[None]:
         reason = next(filter(str.strip, text.splitlines()), type(error).__name__)
         if "TensorListReserve" in operations:
             reason = "a recurrent layer has a loop; build it with unroll=True"
+        elif "'untracked' resource" in text:
+            reason = "it reads a lookup table that is no attribute of the task; make it one"
         elif operations:
             reason = f"it has no operation {', '.join(operations)}; take the format saved_model"
         raise UsageError(f"{name} refuses the model: {reason:.300}") from error

@@ -110,7 +110,8 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> str:
         if record["step"] == run.step:
             metrics.update(record["metrics"])
     rows = [(name, f"{value:.6g}") for name, value in metrics.items()]
-    paragraphs.append(_format_table(("metric at this step", "value"), rows))
+    if rows:
+        paragraphs.append(_format_table(("metric at this step", "value"), rows))
     return "\n\n".join(paragraphs)
 
 

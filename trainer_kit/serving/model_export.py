@@ -105,6 +105,8 @@ def export(
     if run is not None and examples is None:
         examples = take_validation_features(run, _EXAMPLES)
     arrays = inference.flatten_features(examples)
+    if not len(next(iter(arrays.values()))):
+        raise UsageError("examples: the batch is empty; give one example at least")
 
     dtype = run.config.runtime.mixed_precision_dtype if run else None
     is_exact = not {"bfloat16", "float16"}.intersection(

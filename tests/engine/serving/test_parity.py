@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.serving.export_formats import Arrays, SavedModelFormat
+from trainer_kit.serving.export_formats import Arrays, Outputs, SavedModelFormat
 from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.parity import check_parity
 from trainer_kit.serving.validation_examples import open_inference
@@ -23,10 +24,9 @@ class Changed(SavedModelFormat):
     def __init__(self, *outputs: list[list[float]]) -> None:
         self._outputs = outputs
 
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         assert len(batches) == len(self._outputs)
+        self.is_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
         return [{"outputs": np.array(values, "float32")} for values in self._outputs]
 
 
@@ -70,6 +70,16 @@ def test_two_calls_may_not_differ(identity: InferenceFunction) -> None:
         check_parity(
             Changed([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 5.0]]), "", identity, [BATCH], 1.0
         )
+
+
+def test_a_gpu_compares_in_full_float32(identity: InferenceFunction) -> None:
+    outputs = [[1.0, 2.0], [3.0, 4.0]]
+    export_format = Changed(outputs, outputs)
+
+    check_parity(export_format, "", identity, [BATCH], 1e-5)
+
+    assert not export_format.is_tf32
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def test_in_low_precision_the_classes_decide(identity: InferenceFunction) -> None:
