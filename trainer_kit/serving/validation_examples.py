@@ -36,9 +36,9 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
       UsageError: When the run has no validation data.
     """
     name, section = next(iter(get_validation_sets(config.task).items()))
-    path = f"task.validation_data.{name}".rstrip(".")
+    path = f"validation_data.{name}".rstrip(".")
     if section is None:
-        raise UsageError(f"{path}: the run has no validation data; name the data")
+        raise UsageError(f"task.{path}: the run has no validation data; name the data")
     # A prediction has all rows.
     if getattr(section, "drop_remainder", False):
         section = section.replace(drop_remainder=False)
