@@ -44,7 +44,7 @@ _HOME = {
     "needs_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
     "expose": "training.step_tensors",
-    "export": "serving.export",
+    "export": "serving.model_export",
     "get_predictor": "serving.predictor",
     "predict": "serving.prediction",
     "load_model": "serving.model_loading",
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from trainer_kit.run.launcher import launch as launch
     from trainer_kit.run.runner import run_experiment as run_experiment
     from trainer_kit.run.supervisor import supervise as supervise
-    from trainer_kit.serving.export import export as export
+    from trainer_kit.serving.model_export import export as export
     from trainer_kit.serving.model_loading import load_model as load_model
     from trainer_kit.serving.model_loading import load_weights as load_weights
     from trainer_kit.serving.prediction import predict as predict

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         default="saved_model",
-        help="Formats: saved_model, keras, litert, onnx, joined by commas. Default: saved_model.",
+        help="saved_model, keras, litert, litert_int8, onnx, by commas. Default: saved_model.",
     )
     parser.add_argument(
         "--output", help="The new folder. Default: export/<step> in the folder of the run."
@@ -31,10 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=float,
-        help=(
-            "The largest difference from the model that is allowed, as a part of the largest"
-            " output. Default: 1e-5 in float32."
-        ),
+        help="The largest difference, as a part of the largest output. Default: 1e-5 in float32.",
     )
 
 
@@ -47,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when a file cannot be read or written.
     """
     # This imports TensorFlow, which other verbs do not need.
-    from trainer_kit.serving.export import export
+    from trainer_kit.serving.model_export import export
 
     export(
         arguments.model_dir,

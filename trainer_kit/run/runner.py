@@ -332,7 +332,7 @@ def _export_weights(plan: RunPlan, progress: Progress) -> None:
     try:
         if options.export and plan.writes_records:
             # Only this imports the converters.
-            from trainer_kit.serving.export import export
+            from trainer_kit.serving.model_export import export
 
             which = "best" if read_info(plan.directory.best_dir) else "latest"
             checkpoint = resolve_run_checkpoint(folder, which, options, resolve_weights_path)

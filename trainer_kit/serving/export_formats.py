@@ -5,56 +5,39 @@ from __future__ import annotations
 import abc
 import contextlib
 import importlib
-import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.saved_model.experimental import TrackableResource
 
 from trainer_kit.errors import UsageError, suggest_names
-from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.inference_function import InferenceFunction, overrides
 
 Arrays = Mapping[str, np.ndarray]
+Outputs = list[dict[str, np.ndarray]]
 SIGNATURE = "serving_default"
 
-# The program of a process that knows only Keras, as the reader of a .keras file does. It gets the
-# file, the batches, and the nested names of the inputs, and writes the outputs of each batch.
+# The program of a process that knows only Keras, as the reader of a .keras file does. It replaces
+# the batches in a file by the outputs for them.
 _KERAS_PROGRAM = """
-import json, sys
-import keras
-import numpy as np
-
-model_path, batches_path, structure, outputs_path = sys.argv[1:]
-model = keras.saving.load_model(model_path, compile=False)
-batches = np.load(batches_path)
-results = {}
-for number in sorted({key.partition("|")[0] for key in batches}):
-    def take(name):
-        return batches[f"{number}|{name}"]
-    features = keras.tree.map_structure(take, json.loads(structure))
-    outputs = keras.tree.flatten(model(features, training=False))
-    for index, output in enumerate(outputs):
-        if keras.backend.standardize_dtype(output.dtype) in ("bfloat16", "float16"):
-            output = keras.ops.cast(output, "float32")
-        results[f"{number}|{index}"] = keras.ops.convert_to_numpy(output)
-np.savez(outputs_path, **results)
+import keras, pickle, sys
+model = keras.saving.load_model(sys.argv[1], compile=False)
+batches = pickle.load(open(sys.argv[2], "rb"))
+outputs = [model(batch, training=False) for batch in batches]
+arrays = keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+pickle.dump(arrays, open(sys.argv[2], "wb"))
 """
-
-
-# The GPU is busy here.
-_KERAS_ENVIRONMENT = {
-    "KERAS_BACKEND": "tensorflow",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "CUDA_VISIBLE_DEVICES": "",
-}
 
 
 class ExportFormat(abc.ABC):
@@ -63,25 +46,30 @@ class ExportFormat(abc.ABC):
     Attributes:
       name: The name.
       file: The name of the file in the folder of an export. "" if it is the folder itself.
+      is_exact: Whether it computes in the precision of the model.
       load_lines: The lines of Python that load the file and run it, for the model card.
     """
 
     name: str
     file: str
     load_lines: str
+    is_exact = True
 
     @abc.abstractmethod
-    def write(self, inference: InferenceFunction, path: str) -> None:
+    def write(self, inference: InferenceFunction, path: str, examples: Arrays) -> None:
         """Writes the function to a path.
+
+        Args:
+          inference: The function.
+          path: The new file, or the folder.
+          examples: A batch of inputs by name, from which int8 takes the ranges of values.
 
         Raises:
           UsageError: When the function cannot be written in this format.
         """
 
     @abc.abstractmethod
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Returns the outputs for batches, as the runtime of the format computes them.
 
         Args:
@@ -105,30 +93,23 @@ import tensorflow as tf
 model = tf.saved_model.load("{path}")
 outputs = model.signatures["serving_default"]({arguments})"""
 
-    def write(self, inference: InferenceFunction, path: str) -> None:
+    def write(self, inference: InferenceFunction, path: str, examples: Arrays) -> None:
         """Writes the folder. See ExportFormat."""
-        if isinstance(inference.model, keras.Model):
-            archive = keras.export.ExportArchive()
-            archive.track(inference.model)
-            archive.add_endpoint(SIGNATURE, inference.function)
+        # The function brings its variables, and these objects their lookup tables.
+        parts = [inference.model, *getattr(inference.task, "__dict__", {}).values()]
+        kinds = (keras.Layer, tf.Module, TrackableResource)
+        owner = tf.Module()
+        owner.parts = [part for part in parts if isinstance(part, kinds)]
+        archive = keras.export.ExportArchive()
+        archive.track(owner)
+        archive.add_endpoint(SIGNATURE, inference.function)
+        with _explain_conversion(self.name):
             archive.write_out(path, verbose=False)
-            return
-        module = tf.Module()
-        module.model = inference.model
-        signature = inference.function.get_concrete_function()
-        tf.saved_model.save(module, path, signatures={SIGNATURE: signature})
 
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the signature. See ExportFormat."""
-        model = tf.saved_model.load(path)
-        results = []
-        for batch in batches:
-            arguments = {name: tf.constant(value) for name, value in batch.items()}
-            outputs = model.signatures[SIGNATURE](**arguments)
-            results.append({name: tensor.numpy() for name, tensor in outputs.items()})
-        return results
+        signature = tf.saved_model.load(path).signatures[SIGNATURE]
+        return [tf.nest.map_structure(np.asarray, signature(**batch)) for batch in batches]
 
 
 class KerasFormat(ExportFormat):
@@ -142,7 +123,7 @@ import keras
 model = keras.saving.load_model("{path}")
 outputs = model({features}, training=False)"""
 
-    def write(self, inference: InferenceFunction, path: str) -> None:
+    def write(self, inference: InferenceFunction, path: str, examples: Arrays) -> None:
         """Saves the model. See ExportFormat."""
         model = inference.model
         if not isinstance(model, keras.Model):
@@ -151,7 +132,7 @@ outputs = model({features}, training=False)"""
                 f"keras: {kind.__module__}.{kind.__name__} is not a model of Keras 3; take the"
                 " format saved_model"
             )
-        if not inference.has_only_model:
+        if overrides(inference.task, "preprocess") or overrides(inference.task, "postprocess"):
             raise UsageError(
                 "keras: the file would have the model without the task's preprocess and"
                 " postprocess; take the format saved_model"
@@ -159,22 +140,18 @@ outputs = model({features}, training=False)"""
         with _explain_conversion(self.name):
             model.save(path)
 
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the model in a process that knows only Keras. See ExportFormat."""
-        structure = tf.nest.pack_sequence_as(inference.features_spec, list(inference.input_specs))
-        arrays: dict[str, Any] = {}
-        for number, batch in enumerate(batches):
-            arrays.update({f"{number:03}|{name}": value for name, value in batch.items()})
+        features = []
+        for batch in batches:
+            features.append(tf.nest.pack_sequence_as(inference.features_spec, list(batch.values())))
         with tempfile.TemporaryDirectory() as folder:
-            batches_path = os.path.join(folder, "batches.npz")
-            outputs_path = os.path.join(folder, "outputs.npz")
-            np.savez(batches_path, **arrays)
-            arguments = [path, batches_path, json.dumps(structure), outputs_path]
+            arrays = Path(folder, "arrays")
+            arrays.write_bytes(pickle.dumps(features))
             ended = subprocess.run(
-                [sys.executable, "-c", _KERAS_PROGRAM, *arguments],
-                env={**os.environ, **_KERAS_ENVIRONMENT},
+                [sys.executable, "-c", _KERAS_PROGRAM, path, str(arrays)],
+                # The GPU is busy here.
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 capture_output=True,
                 text=True,
                 check=False,
@@ -185,8 +162,15 @@ outputs = model({features}, training=False)"""
                     f"keras: a program that knows only Keras cannot load the file: {reason:.150};"
                     " take the format saved_model"
                 )
-            with np.load(outputs_path) as outputs:
-                return _split_outputs(outputs, list(inference.output_specs), len(batches))
+            results = [tf.nest.flatten(outputs) for outputs in pickle.loads(arrays.read_bytes())]
+
+        names = list(inference.output_specs)
+        if len(results[0]) != len(names):
+            raise UsageError(
+                f"keras: the model has {len(results[0])} outputs, and the task's inference has"
+                f" {len(names)}; take the format saved_model, which contains the inference"
+            )
+        return [dict(zip(names, result, strict=True)) for result in results]
 
 
 class LiteRTFormat(ExportFormat):
@@ -200,25 +184,45 @@ from ai_edge_litert.interpreter import Interpreter
 interpreter = Interpreter("{path}")
 outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
 
-    def write(self, inference: InferenceFunction, path: str) -> None:
+    def write(self, inference: InferenceFunction, path: str, examples: Arrays) -> None:
         """Converts a SavedModel. See ExportFormat."""
         with tempfile.TemporaryDirectory() as folder:
-            SavedModelFormat().write(inference, folder)
+            SavedModelFormat().write(inference, folder, examples)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
+            self.configure(converter, examples)
             with _explain_conversion(self.name):
                 content = converter.convert()
         with open(path, "wb") as stream:
             stream.write(content)
 
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the signature in an interpreter. See ExportFormat."""
         runtime = import_runtime("ai_edge_litert.interpreter", self.name)
         with _explain_conversion(self.name):
             interpreter = runtime.Interpreter(model_path=path)
             runner = interpreter.get_signature_runner(SIGNATURE)
             return [runner(**batch) for batch in batches]
+
+    def configure(self, converter: Any, examples: Arrays) -> None:
+        """Chooses what a converter does. Here it keeps the precision."""
+
+
+class LiteRTInt8Format(LiteRTFormat):
+    """A LiteRT file that computes with int8. Its inputs and outputs keep their dtypes."""
+
+    name = "litert_int8"
+    file = "model_int8.tflite"
+    is_exact = False
+
+    def configure(self, converter: Any, examples: Arrays) -> None:
+        """Chooses int8 for weights and activations. See LiteRTFormat."""
+
+        def read_examples() -> Iterator[dict[str, np.ndarray]]:
+            for index in range(len(next(iter(examples.values())))):
+                yield {name: array[index : index + 1] for name, array in examples.items()}
+
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = read_examples
 
 
 class OnnxFormat(ExportFormat):
@@ -232,33 +236,25 @@ import onnxruntime
 session = onnxruntime.InferenceSession("{path}")
 outputs = session.run(None, {feeds})"""
 
-    def write(self, inference: InferenceFunction, path: str) -> None:
+    def write(self, inference: InferenceFunction, path: str, examples: Arrays) -> None:
         """Converts the function with tf2onnx. See ExportFormat."""
-        converter = import_runtime("tf2onnx", self.name)
+        converter = import_runtime("tf2onnx", self.name).convert
         specs = list(inference.input_specs.values())
         with _explain_conversion(self.name):
-            converter.convert.from_function(
-                inference.function, input_signature=specs, output_path=path
-            )
+            converter.from_function(inference.function, input_signature=specs, output_path=path)
 
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the file in ONNX Runtime. See ExportFormat."""
         runtime = import_runtime("onnxruntime", self.name)
+        names = list(inference.output_specs)
         with _explain_conversion("onnx: ONNX Runtime"):
             session = runtime.InferenceSession(path)
-            names = [output.name for output in session.get_outputs()]
-            results = []
-            for batch in batches:
-                values = session.run(names, dict(batch))
-                results.append(dict(zip(names, values, strict=True)))
-            return results
+            results = [session.run(names, dict(batch)) for batch in batches]
+        return [dict(zip(names, result, strict=True)) for result in results]
 
 
-FORMATS: Mapping[str, ExportFormat] = {
-    item.name: item for item in (SavedModelFormat(), KerasFormat(), LiteRTFormat(), OnnxFormat())
-}
+_ALL = (SavedModelFormat(), KerasFormat(), LiteRTFormat(), LiteRTInt8Format(), OnnxFormat())
+FORMATS: Mapping[str, ExportFormat] = {item.name: item for item in _ALL}
 
 
 def get_formats(names: str | Sequence[str]) -> list[ExportFormat]:
@@ -267,15 +263,12 @@ def get_formats(names: str | Sequence[str]) -> list[ExportFormat]:
     Raises:
       UsageError: When there is none of a name.
     """
-    formats = []
-    for name in dict.fromkeys([names] if isinstance(names, str) else names):
+    unique_names = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    for name in unique_names or [""]:
         if name not in FORMATS:
             advice = suggest_names(name, list(FORMATS))
             raise UsageError(f"formats: there is no format {name!r}; {advice}")
-        formats.append(FORMATS[name])
-    if not formats:
-        raise UsageError(f"formats: name at least one of {', '.join(FORMATS)}")
-    return formats
+    return [FORMATS[name] for name in unique_names]
 
 
 def import_runtime(module: str, format_name: str) -> ModuleType:
@@ -304,30 +297,11 @@ def _explain_conversion(name: str) -> Iterator[None]:
     except Exception as error:
         text = str(error)
         operations = sorted(set(re.findall(r"'tf\.(\w+)' op", text)))
+        reason = next(filter(str.strip, text.splitlines()), type(error).__name__)
         if "TensorListReserve" in operations:
             reason = "a recurrent layer has a loop; build it with unroll=True"
+        elif "'untracked' resource" in text:
+            reason = "it reads a lookup table that is no attribute of the task; make it one"
         elif operations:
             reason = f"it has no operation {', '.join(operations)}; take the format saved_model"
-        else:
-            lines = [line for line in text.splitlines() if line.strip()]
-            reason = lines[0] if lines else type(error).__name__
         raise UsageError(f"{name} refuses the model: {reason:.300}") from error
-
-
-def _split_outputs(
-    arrays: Arrays, names: Sequence[str], batch_count: int
-) -> list[dict[str, np.ndarray]]:
-    """Returns the outputs of each batch by name, from arrays whose keys are `batch|index`.
-
-    Raises:
-      UsageError: When the model has other outputs than the function.
-    """
-    if len(arrays) != batch_count * len(names):
-        raise UsageError(
-            f"keras: the model has {len(arrays) // batch_count} outputs, and the task's inference"
-            f" has {len(names)}; take the format saved_model, which contains the inference"
-        )
-    results = []
-    for number in range(batch_count):
-        results.append({name: arrays[f"{number:03}|{index}"] for index, name in enumerate(names)})
-    return results

@@ -16,8 +16,8 @@ from rich.progress import track
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.classification_report import write_report
 from trainer_kit.serving.export_formats import Arrays
-from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
-from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
+from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.model_loading import open_run
 from trainer_kit.serving.prediction_files import PredictionParts, check_output
 from trainer_kit.serving.prediction_inputs import (
     Batch,
@@ -26,12 +26,7 @@ from trainer_kit.serving.prediction_inputs import (
     open_inputs,
     select_inputs,
 )
-from trainer_kit.serving.validation_examples import (
-    build_validation_dataset,
-    get_features_spec,
-    get_model_spec,
-    get_serving_examples,
-)
+from trainer_kit.serving.validation_examples import get_serving_examples, open_inference
 from trainer_kit.typing import Model
 
 # The batches of a part.
@@ -93,7 +88,16 @@ def predict(
 
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
-        run, inference = _open_inference(run_or_model, data, which, import_modules, weights)
+        if not isinstance(run_or_model, (str, os.PathLike)):
+            run = None
+            arrays = None if isinstance(data, (str, os.PathLike)) else data
+            inference = open_inference(run_or_model, None, arrays)
+        else:
+            run = open_run(run_or_model, which, import_modules, weights)
+            # The validation data is read as the task reads it.
+            is_processed = data is None or is_tfrecord(data)
+            examples = None if is_processed else get_serving_examples(run.task)
+            inference = open_inference(run.model, run, examples)
     inputs = open_inputs(data, run, inference, batch_size)
     infer = ReplicatedInference(inference, strategy)
     if output is None:
@@ -116,39 +120,6 @@ def predict(
         parts.merge(count)
         print(f"the predictions are in {path}")
     return path
-
-
-def _open_inference(
-    run_or_model: Any,
-    data: Any,
-    which: str | int,
-    import_modules: str | Sequence[str],
-    weights: str,
-) -> tuple[LoadedRun | None, InferenceFunction]:
-    """Returns the run, if it is one, and its inference. Called in strategy scope."""
-    if isinstance(run_or_model, (str, os.PathLike)):
-        run = open_run(run_or_model, which, import_modules, weights)
-        if data is None or is_tfrecord(data):
-            spec = get_features_spec(build_validation_dataset(run.config, run.task), run.model)
-            return run, build_inference_function(run.task, run.model, spec, is_raw=False)
-        examples = get_serving_examples(run.task)
-        if examples is not None:
-            spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
-        else:
-            # The validation data of the run may be on another machine.
-            spec = get_model_spec(run.model)
-            if spec is None:
-                spec = get_features_spec(build_validation_dataset(run.config, run.task), run.model)
-        return run, build_inference_function(run.task, run.model, spec)
-
-    spec = get_model_spec(run_or_model)
-    if spec is None:
-        check_built(run_or_model)
-        if data is None or isinstance(data, (str, os.PathLike)):
-            raise UsageError("predict: a model that is not functional takes arrays as data")
-        arrays = tf.nest.map_structure(tf.convert_to_tensor, data)
-        spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, arrays)
-    return None, build_inference_function(None, run_or_model, spec)
 
 
 class ReplicatedInference:

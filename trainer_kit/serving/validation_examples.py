@@ -1,22 +1,28 @@
-"""Reads examples of a run's validation data, for exports and predictions."""
+"""Opens the inference of a run or of a model, on examples or on the run's validation data."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import explain_missing_files
 from trainer_kit.inputs.registered_datasets import get_build_inputs
 from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.worker_pipeline import build_one_pass
 from trainer_kit.runtime.precision import precision_scope
-from trainer_kit.serving.inference_function import overrides
-from trainer_kit.training.checks.batch_spec import get_replica_spec, select_features
-from trainer_kit.typing import Model, NestedSpec, TaskLike
+from trainer_kit.serving.inference_function import (
+    InferenceFunction,
+    build_inference_function,
+    overrides,
+)
+from trainer_kit.serving.model_loading import LoadedRun, check_built
+from trainer_kit.training.checks.batch_spec import select_features
+from trainer_kit.typing import NestedSpec, TaskLike
 
 
 def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.data.Dataset:
@@ -30,9 +36,9 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
       UsageError: When the run has no validation data.
     """
     name, section = next(iter(get_validation_sets(config.task).items()))
-    path = f"task.validation_data.{name}".rstrip(".")
+    path = f"validation_data.{name}".rstrip(".")
     if section is None:
-        raise UsageError(f"{path}: the run has no validation data; name the data")
+        raise UsageError(f"task.{path}: the run has no validation data; name the data")
     # A prediction has all rows.
     if getattr(section, "drop_remainder", False):
         section = section.replace(drop_remainder=False)
@@ -41,8 +47,29 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
         return build_one_pass(data, None)
 
 
+def take_validation_features(run: LoadedRun, count: int) -> Any:
+    """Returns the features of the first examples of a run's validation data. Runs eagerly.
+
+    Args:
+      run: The run.
+      count: The number of examples. Smaller data has fewer.
+
+    Raises:
+      UsageError: When the data is missing or empty.
+    """
+    dataset = build_validation_dataset(run.config, run.task)
+
+    def select(*parts: Any) -> Any:
+        return select_features(parts if len(parts) > 1 else parts[0], run.model)
+
+    # Each batch may be padded to a length of its own.
+    for features in dataset.map(select).unbatch().padded_batch(count).take(1):
+        return features
+    raise UsageError("the validation data has no example")
+
+
 def get_serving_examples(task: TaskLike) -> Any:
-    """Returns the batch of `serving_examples` of a task as tensors. None if it has none.
+    """Returns the batch of `serving_examples` of a task. None if it has none.
 
     Raises:
       UsageError: When the task has a `preprocess`, whose inputs are not known then.
@@ -54,42 +81,56 @@ def get_serving_examples(task: TaskLike) -> Any:
             f"{type(task).__name__} has a preprocess, and no serving_examples; define it to return"
             " a batch of what preprocess takes"
         )
-    return None if examples is None else tf.nest.map_structure(tf.convert_to_tensor, examples)
+    return examples
 
 
-def get_features_spec(dataset: tf.data.Dataset, model: Model) -> NestedSpec:
-    """Returns the specs of the features of a dataset of batches. No data is read."""
-    return select_features(get_replica_spec(dataset.element_spec), model)
+def open_inference(model: Any, run: LoadedRun | None, examples: Any = None) -> InferenceFunction:
+    """Returns the inference of a run or of another model. Runs eagerly, on the host.
+
+    Args:
+      model: The model.
+      run: The run that the model is from. None: a model of a program.
+      examples: A batch, which shows the inputs of a run's `preprocess`, or of a model that is not
+        functional. None: the features of the run's validation data.
+
+    Raises:
+      UsageError: When nothing shows the inputs.
+      DataError: When the validation data cannot be opened.
+    """
+    if run is not None and examples is None:
+        try:
+            dataset = build_validation_dataset(run.config, run.task)
+            spec = select_features(dataset.element_spec, model)
+        except (DataError, UsageError):
+            # The data may be on another machine.
+            spec = _get_model_spec(model)
+            if spec is None:
+                raise
+        return build_inference_function(run.task, model, spec, applies_preprocess=False)
+
+    spec = None if run is not None else _get_model_spec(model)
+    if spec is None:
+        if examples is None:
+            raise UsageError(
+                f"the model {type(model).__name__} does not show its inputs; give arrays, or build"
+                " it with keras.Input"
+            )
+        check_built(model)
+        spec = tf.nest.map_structure(_describe_example, examples)
+    return build_inference_function(run.task if run else None, model, spec)
 
 
-def get_model_spec(model: Any) -> NestedSpec | None:
+def _get_model_spec(model: Any) -> NestedSpec | None:
     """Returns the specs of the inputs of a functional Keras model. None for other models."""
     inputs = getattr(model, "inputs", None)
     if not inputs:
         return None
     # A Sequential of Keras 3 has no structure of inputs.
-    structure = getattr(model, "input", None)
-    if structure is None:
-        structure = inputs[0]
-
-    def describe_input(part: Any) -> tf.TensorSpec:
-        return tf.TensorSpec(part.shape, part.dtype)
-
-    return tf.nest.map_structure(describe_input, structure)
+    structure = getattr(model, "input", inputs[0])
+    return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
 
 
-def take_features(dataset: tf.data.Dataset, model: Model, count: int) -> Any:
-    """Returns the features of the first examples of a dataset of batches. Runs eagerly.
-
-    Args:
-      dataset: The dataset.
-      model: The model, which decides what of a batch are features.
-      count: The number of examples. A smaller first batch has fewer.
-
-    Raises:
-      UsageError: When the dataset is empty.
-    """
-    for batch in dataset.take(1):
-        features = select_features(batch, model)
-        return tf.nest.map_structure(lambda part: part[:count], features)
-    raise UsageError("the data has no example")
+def _describe_example(example: Any) -> tf.TensorSpec:
+    """Returns the spec of a batch. NumPy's numbers become those of Keras."""
+    array = np.asarray(example)
+    return tf.TensorSpec(array.shape, np.float32 if array.dtype == np.float64 else array.dtype)

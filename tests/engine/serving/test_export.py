@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from ai_edge_litert.interpreter import Interpreter
 
 import trainer_kit
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.serving.export import publish_folder
 from trainer_kit.serving.inference_function import name_tensors
+from trainer_kit.serving.model_export import publish_folder
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import FEATURES
 
@@ -149,6 +150,109 @@ def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.fixture(scope="module")
+def stripes() -> tuple[keras.Model, np.ndarray]:
+    """A convnet that was fitted to tell the place of a stripe, and images."""
+    keras.utils.set_random_seed(1)
+    labels = np.arange(128) % 4
+    images = np.random.default_rng(1).random((128, 8, 8, 1)).astype("float32")
+    images[np.arange(128), labels * 2] += 1
+    inputs = keras.Input((8, 8, 1), name="image")
+    hidden = keras.layers.Conv2D(4, 3, activation="relu")(inputs)
+    outputs = keras.layers.Dense(4)(keras.layers.Flatten()(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(images, labels, epochs=5, verbose=0)
+    return model, images
+
+
+def test_int8_gives_the_same_classes(
+    stripes: tuple[keras.Model, np.ndarray], tmp_path: Path
+) -> None:
+    model, images = stripes
+
+    exported = trainer_kit.export(
+        model, tmp_path / "model", ["litert", "litert_int8"], examples=images
+    )
+
+    parity = exported.formats["litert_int8"]
+    assert parity.examples == 128
+    assert parity.class_agreement is not None
+    assert parity.class_agreement >= 0.9
+    # The comparison in float32 stays as strict as without int8.
+    assert exported.formats["litert"].examples == 8
+    assert exported.formats["litert"].class_agreement is None
+
+    interpreter = Interpreter(str(tmp_path / "model" / "model_int8.tflite"))
+    dtypes = [tensor["dtype"] for tensor in interpreter.get_tensor_details()]
+    assert dtypes.count(np.int8) >= 5
+    assert interpreter.get_input_details()[0]["dtype"] == np.float32
+    assert interpreter.get_output_details()[0]["dtype"] == np.float32
+    assert "model_int8.tflite" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_int8_has_the_bound_that_the_user_gives(
+    stripes: tuple[keras.Model, np.ndarray], tmp_path: Path
+) -> None:
+    model, examples = stripes
+
+    exported = trainer_kit.export(
+        model, tmp_path / "model", ["litert_int8"], examples=examples, tolerance=0.3
+    )
+    with pytest.raises(UsageError, match=r"litert_int8: the outputs differ .* 1.0e-04 is allowed"):
+        trainer_kit.export(
+            model, tmp_path / "other", ["litert_int8"], examples=examples, tolerance=1e-4
+        )
+
+    assert 1e-4 < exported.formats["litert_int8"].difference < 0.3
+    assert not (tmp_path / "other").exists()
+
+
+def test_int8_of_numbers_needs_a_bound(tmp_path: Path) -> None:
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+
+    with pytest.raises(UsageError, match="the outputs are no classes; give the tolerance"):
+        trainer_kit.export(model, tmp_path / "model", ["litert_int8"], examples=LEFT)
+
+
+def build_table() -> tf.lookup.StaticHashTable:
+    entries = tf.lookup.KeyValueTensorInitializer(tf.constant(["low", "high"]), [0.0, 1.0])
+    return tf.lookup.StaticHashTable(entries, 0.5)
+
+
+def test_a_table_of_the_task_is_exported_with_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up_words(self: TinyTask, inputs: Any) -> Any:
+        return self.table.lookup(inputs["words"])
+
+    def look_up_in_list(self: TinyTask, inputs: Any) -> Any:
+        return self.tables[0].lookup(inputs["words"])
+
+    create_task = TinyTask.__init__
+
+    def create_task_with_tables(self: TinyTask, *args: Any, **kwargs: Any) -> None:
+        create_task(self, *args, **kwargs)
+        self.table = build_table()
+        self.tables = [build_table()]
+
+    words = np.array([["low"] * FEATURES, ["high"] * FEATURES])
+    monkeypatch.setattr(TinyTask, "__init__", create_task_with_tables)
+    monkeypatch.setattr(TinyTask, "preprocess", look_up_words)
+    monkeypatch.setattr(TinyTask, "serving_examples", lambda self: {"words": words})
+
+    exported = trainer_kit.export(run, tmp_path / "model")
+    monkeypatch.setattr(TinyTask, "preprocess", look_up_in_list)
+    with pytest.raises(UsageError, match="reads a lookup table that is no attribute of the task"):
+        trainer_kit.export(run, tmp_path / "other")
+
+    model = tf.saved_model.load(exported.path)
+    outputs = model.signatures["serving_default"](words=tf.constant(words))
+    numbers = np.array([[0.0] * FEATURES, [1.0] * FEATURES], "float32")
+    np.testing.assert_allclose(outputs["outputs"], trainer_kit.load_model(run)(numbers), rtol=1e-5)
+
+
 def test_a_recurrent_layer_needs_unroll_in_litert(tmp_path: Path) -> None:
     inputs = keras.Input((4, 3))
     model = keras.Model(inputs, keras.layers.LSTM(2)(inputs))
@@ -174,6 +278,7 @@ def test_a_model_of_keras_2_is_exported(tmp_path: Path) -> None:
         ({"formats": ["onix"]}, "there is no format 'onix'; did you mean onnx?"),
         ({"path": "."}, "exists already"),
         ({"which": 7}, "there is no checkpoint of step 7"),
+        ({"path": "empty", "examples": np.ones((0, FEATURES))}, "the batch is empty"),
     ],
 )
 def test_mistakes_are_one_line(run: Path, arguments: dict[str, Any], message: str) -> None:

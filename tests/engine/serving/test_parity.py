@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.serving.export_formats import Arrays, SavedModelFormat
-from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
+from trainer_kit.serving.export_formats import Arrays, Outputs, SavedModelFormat
+from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.parity import check_parity
-from trainer_kit.serving.validation_examples import get_model_spec
+from trainer_kit.serving.validation_examples import open_inference
 
 BATCH = {"x": np.array([[1.0, 2.0], [3.0, 4.0]], "float32")}
 
@@ -23,10 +24,9 @@ class Changed(SavedModelFormat):
     def __init__(self, *outputs: list[list[float]]) -> None:
         self._outputs = outputs
 
-    def run(
-        self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]
-    ) -> list[dict[str, np.ndarray]]:
+    def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         assert len(batches) == len(self._outputs)
+        self.is_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
         return [{"outputs": np.array(values, "float32")} for values in self._outputs]
 
 
@@ -34,7 +34,7 @@ class Changed(SavedModelFormat):
 def identity() -> InferenceFunction:
     inputs = keras.Input((2,), name="x")
     model = keras.Model(inputs, keras.layers.Identity()(inputs))
-    return build_inference_function(None, model, get_model_spec(model))
+    return open_inference(model, None)
 
 
 def test_the_difference_is_a_part_of_the_largest_output(identity: InferenceFunction) -> None:
@@ -70,6 +70,16 @@ def test_two_calls_may_not_differ(identity: InferenceFunction) -> None:
         check_parity(
             Changed([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 5.0]]), "", identity, [BATCH], 1.0
         )
+
+
+def test_a_gpu_compares_in_full_float32(identity: InferenceFunction) -> None:
+    outputs = [[1.0, 2.0], [3.0, 4.0]]
+    export_format = Changed(outputs, outputs)
+
+    check_parity(export_format, "", identity, [BATCH], 1e-5)
+
+    assert not export_format.is_tf32
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def test_in_low_precision_the_classes_decide(identity: InferenceFunction) -> None:

@@ -279,7 +279,7 @@ class TrainerConfig(Config):
         unset never ends it early.
       best_checkpoints: Further best checkpoints by name, each in a folder of its own.
       export: The formats in which a run exports its best weights when it ends, or the last weights
-        if it keeps no best: saved_model, keras, litert, onnx. See trainer_kit.export.
+        if it keeps no best: saved_model, keras, litert, litert_int8, onnx. See trainer_kit.export.
       metrics: Metrics of training and of evaluation, in addition to those of the task's
         build_metrics. The task's process_metrics updates them with labels and outputs, or the step
         with a named tensor.
@@ -345,7 +345,7 @@ class TrainerConfig(Config):
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
     early_stopping: EarlyStoppingConfig | None = None
     best_checkpoints: dict[str, BestCheckpointConfig] = Field(default_factory=dict)
-    export: tuple[Literal["saved_model", "keras", "litert", "onnx"], ...] = ()
+    export: tuple[Literal["saved_model", "keras", "litert", "litert_int8", "onnx"], ...] = ()
     metrics: tuple[MetricConfig, ...] = ()
     summaries: tuple[SummaryConfig, ...] = ()
     report_gradient_norm: bool = False

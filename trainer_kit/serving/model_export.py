@@ -12,29 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import is_process_alive
 from trainer_kit.serving.export_formats import Arrays, ExportFormat, get_formats
-from trainer_kit.serving.inference_function import InferenceFunction, build_inference_function
+from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.model_card import write_model_card
-from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
+from trainer_kit.serving.model_loading import LoadedRun, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
 from trainer_kit.serving.validation_examples import (
-    build_validation_dataset,
-    get_features_spec,
-    get_model_spec,
     get_serving_examples,
-    take_features,
+    open_inference,
+    take_validation_features,
 )
-from trainer_kit.typing import Model, NestedSpec
+from trainer_kit.typing import Model
 
 _FOLDER = "export"
 # The sizes of the batches that are compared. The export has to take any.
 _BATCH_SIZES = (1, 7)
-_LOW_PRECISION_EXAMPLES = 64
+# The examples that are compared in low precision, and from which int8 takes its ranges.
+_EXAMPLES = 128
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,10 @@ def export(
     Args:
       run_or_model: The folder of a run, or a built Keras 3 model, tf_keras model or tf.Module.
       path: The new folder. None: `export/<step>` in the folder of the run.
-      formats: Names of formats: saved_model, keras, litert, onnx.
+      formats: Names of formats: saved_model, keras, litert, litert_int8, onnx.
       which, import_modules, weights: The checkpoint of a run. See `load_model`.
-      examples: Features of some examples, in one batch, as the model takes them. None: of the run's
-        first validation set.
+      examples: Features of some examples, in one batch, as the model takes them. int8 is calibrated
+        on them, so give it 100 or more. None: of the run's first validation set.
       tolerance: The largest difference that is allowed, as a part of the largest output. None: 1e-5
         for float32. In lower precision 9 of 10 examples have to have the same class.
 
@@ -87,29 +84,44 @@ def export(
     """
     chosen_formats = get_formats(formats)
     run: LoadedRun | None = None
+    model: Any = run_or_model
     if isinstance(run_or_model, (str, os.PathLike)):
         run = open_run(run_or_model, which, import_modules, weights)
-        target = Path(path) if path else run.folder / _FOLDER / str(run.step)
-    elif path is None:
-        raise UsageError("export: a model needs the path of the new folder")
+        model = run.model
+        target = Path(path or run.folder / _FOLDER / str(run.step))
+        if examples is None:
+            examples = get_serving_examples(run.task)
+    elif path is None or examples is None:
+        raise UsageError(
+            "export: a model needs the path of the new folder, and examples=features of some"
+            " examples in one batch, on which the export is compared with it"
+        )
     else:
         target = Path(path)
     if target.exists():
         raise UsageError(f"{target} exists already; remove it, or give another path")
 
-    inference, batches, is_exact = _prepare(run_or_model, run, examples)
-    if tolerance is None and is_exact:
-        tolerance = TOLERANCE
+    inference = open_inference(model, run, examples)
+    if run is not None and examples is None:
+        examples = take_validation_features(run, _EXAMPLES)
+    arrays = inference.flatten_features(examples)
+    if not len(next(iter(arrays.values()))):
+        raise UsageError("examples: the batch is empty; give one example at least")
+
+    dtype = run.config.runtime.mixed_precision_dtype if run else None
+    is_exact = not {"bfloat16", "float16"}.intersection(
+        [dtype, getattr(model, "compute_dtype", None)]
+    )
     results: dict[str, Parity] = {}
     refusals: list[str] = []
     with publish_folder(target) as folder:
         for export_format in chosen_formats:
             try:
-                parity = _write_format(export_format, inference, batches, tolerance, folder)
+                results[export_format.name] = _write_format(
+                    export_format, inference, arrays, is_exact, tolerance, folder
+                )
             except UsageError as error:
                 refusals.append(str(error))
-                continue
-            results[export_format.name] = parity
         if not results:
             raise UsageError(f"nothing is published: {'; '.join(refusals)}")
         write_model_card(folder, target, run, inference, results)
@@ -123,90 +135,34 @@ def export(
     return Export(str(target), run.step if run else None, results)
 
 
-def _prepare(
-    model: Any, run: LoadedRun | None, examples: Any
-) -> tuple[InferenceFunction, list[Arrays], bool]:
-    """Returns the function to export, batches to compare it on, and whether it is exact."""
-    if run is None:
-        check_built(model)
-        task = None
-        dtype = "float32"
-    else:
-        model = run.model
-        task = run.task
-        dtype = run.config.runtime.mixed_precision_dtype or "float32"
-        if examples is None:
-            examples = get_serving_examples(task)
-    if getattr(model, "compute_dtype", "float32") != "float32":
-        dtype = model.compute_dtype
-    is_exact = dtype == "float32"
-
-    count = sum(_BATCH_SIZES) if is_exact else _LOW_PRECISION_EXAMPLES
-    spec = get_model_spec(model) if run is None else None
-    if examples is None:
-        if run is None:
-            raise UsageError(
-                "export: a model needs examples, on which the export is compared with it; give"
-                " examples=features of some examples in one batch"
-            )
-        dataset = build_validation_dataset(run.config, run.task)
-        examples = take_features(dataset, model, count)
-        spec = get_features_spec(dataset, model)
-    if spec is None:
-        examples = tf.nest.map_structure(_convert_example, examples)
-        spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)
-    else:
-        examples = _cast_examples(examples, spec)
-    inference = build_inference_function(task, model, spec)
-
-    arrays = inference.flatten_features(examples)
-    batches = [
-        {name: array[:1] for name, array in arrays.items()},
-        {name: array[1:count] for name, array in arrays.items()},
-    ]
-    return inference, [batch for batch in batches if len(next(iter(batch.values())))], is_exact
-
-
 def _write_format(
     export_format: ExportFormat,
     inference: InferenceFunction,
-    batches: Sequence[Arrays],
+    examples: Arrays,
+    is_exact: bool,
     tolerance: float | None,
     folder: str,
 ) -> Parity:
     """Writes a format into a folder, if it equals the live model."""
+    end = sum(_BATCH_SIZES)
+    if not (is_exact and export_format.is_exact):
+        end = _EXAMPLES
+    elif tolerance is None:
+        tolerance = TOLERANCE
+    batches = []
+    for part in (slice(_BATCH_SIZES[0]), slice(_BATCH_SIZES[0], end)):
+        batch = {name: array[part] for name, array in examples.items()}
+        # There may be only one example.
+        if len(next(iter(batch.values()))):
+            batches.append(batch)
+
     with tempfile.TemporaryDirectory(dir=folder) as trial:
-        file = os.path.join(trial, export_format.file)
-        export_format.write(inference, file)
-        parity = check_parity(export_format, file, inference, batches, tolerance)
+        path = os.path.join(trial, export_format.file)
+        export_format.write(inference, path, examples)
+        parity = check_parity(export_format, path, inference, batches, tolerance)
         for name in os.listdir(trial):
             os.rename(os.path.join(trial, name), os.path.join(folder, name))
     return parity
-
-
-def _cast_examples(examples: Any, spec: NestedSpec) -> Any:
-    """Returns examples as tensors of the dtypes of specs.
-
-    Raises:
-      UsageError: When they have another structure.
-    """
-
-    def cast(example: Any, part: tf.TensorSpec) -> tf.Tensor:
-        tensor = tf.convert_to_tensor(example)
-        return tensor if tensor.dtype == part.dtype else tf.cast(tensor, part.dtype)
-
-    try:
-        return tf.nest.map_structure(cast, examples, spec)
-    except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"examples: they have another structure than the model's inputs, {spec}"
-        ) from error
-
-
-def _convert_example(example: Any) -> tf.Tensor:
-    """Returns a tensor. NumPy's numbers become those of Keras."""
-    tensor = tf.convert_to_tensor(example)
-    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor
 
 
 @contextlib.contextmanager
@@ -219,11 +175,10 @@ def publish_folder(target: Path) -> Iterator[str]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Folders that killed processes have left.
-        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.[0-9]*.tmp"):
             pid = leftover.name.split(".")[-2]
             # In a container each process may have the same number.
-            is_own = pid == str(os.getpid())
-            if is_own or (pid.isdigit() and not is_process_alive(int(pid))):
+            if int(pid) == os.getpid() or not is_process_alive(int(pid)):
                 shutil.rmtree(leftover, ignore_errors=True)
         folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         folder.mkdir()
