@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from trainer_kit.serving.inference_function import InferenceFunction, build_infe
 from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
+from trainer_kit.serving.recorded_model import RecordedTask
+from trainer_kit.serving.run_config_loading import ModuleNames
 from trainer_kit.serving.validation_examples import (
     build_validation_dataset,
+    draw_examples,
     get_features_spec,
     get_model_spec,
     get_serving_examples,
@@ -58,7 +61,7 @@ def export(
     formats: Sequence[str] = ("saved_model",),
     *,
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: ModuleNames = (),
     weights: str = "",
     examples: Any = None,
     tolerance: float | None = None,
@@ -76,7 +79,7 @@ def export(
       formats: Names of formats: saved_model, keras, litert, onnx.
       which, import_modules, weights: The checkpoint of a run. See `load_model`.
       examples: Features of some examples, in one batch, as the model takes them. None: of the run's
-        first validation set.
+        first validation set, or random numbers, for a run without an experiment or for a model.
       tolerance: The largest difference that is allowed, as a part of the largest output. None: 1e-5
         for float32. In lower precision 9 of 10 examples have to have the same class.
 
@@ -97,7 +100,10 @@ def export(
     if target.exists():
         raise UsageError(f"{target} exists already; remove it, or give another path")
 
-    inference, batches, is_exact = _prepare(run_or_model, run, examples)
+    known_run = None if run is None or isinstance(run.task, RecordedTask) else run
+    is_random = examples is None and known_run is None
+    model = run.model if run else run_or_model
+    inference, batches, is_exact = _prepare(model, known_run, examples)
     if tolerance is None and is_exact:
         tolerance = TOLERANCE
     results: dict[str, Parity] = {}
@@ -109,7 +115,7 @@ def export(
             except UsageError as error:
                 refusals.append(str(error))
                 continue
-            results[export_format.name] = parity
+            results[export_format.name] = replace(parity, is_random=is_random)
         if not results:
             raise UsageError(f"nothing is published: {'; '.join(refusals)}")
         write_model_card(folder, target, run, inference, results)
@@ -143,15 +149,12 @@ def _prepare(
 
     count = sum(_BATCH_SIZES) if is_exact else _LOW_PRECISION_EXAMPLES
     spec = get_model_spec(model) if run is None else None
-    if examples is None:
-        if run is None:
-            raise UsageError(
-                "export: a model needs examples, on which the export is compared with it; give"
-                " examples=features of some examples in one batch"
-            )
+    if examples is None and run is not None:
         dataset = build_validation_dataset(run.config, run.task)
         examples = take_features(dataset, model, count)
         spec = get_features_spec(dataset, model)
+    elif examples is None:
+        examples = draw_examples(spec, count)
     if spec is None:
         examples = tf.nest.map_structure(_convert_example, examples)
         spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, examples)

@@ -128,7 +128,7 @@ def _get_input_names(model: Model) -> list[str]:
     for tensor in getattr(model, "inputs", None) or ():
         name = tensor.name.partition(":")[0]
         # Keras 3 and Keras 2 name an input so that has no name.
-        if re.fullmatch(r"keras_tensor(_\d+)?|input_\d+", name):
+        if re.fullmatch(r"(keras_tensor|input_layer)(_\d+)?|input_\d+", name):
             return []
         names.append(_clean_name(name))
     return names

@@ -65,7 +65,7 @@ def write_model_card(
 def _get_title(run: LoadedRun | None, inference: InferenceFunction) -> str:
     if run is None:
         return type(inference.model).__name__
-    experiment = read_manifest(str(run.folder)).get("experiment", "")
+    experiment = read_manifest(str(run.folder)).get("experiment") or run.folder.name
     return f"{experiment}, step {run.step}"
 
 

@@ -20,7 +20,7 @@ from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.serving.keras_files import load_keras_file
 from trainer_kit.serving.run_checkpoint import resolve_run_checkpoint
-from trainer_kit.serving.run_config_loading import read_run_config, resolve_run_dir
+from trainer_kit.serving.run_config_loading import ModuleNames, read_run_config, resolve_run_dir
 from trainer_kit.training.checks.batch_spec import is_built
 from trainer_kit.training.initial_weights.variable_matching import Match, find_best_match
 from trainer_kit.training.trainer_creation import get_trainer_class
@@ -91,12 +91,12 @@ class LoadedRun:
 def open_run(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: ModuleNames = (),
     weights: str = "",
 ) -> LoadedRun:
     """Builds the task and the model of a run, and loads the weights. See `load_model`."""
     folder = resolve_run_dir(run_dir)
-    config = read_run_config(folder, import_modules, "import_modules")
+    config = read_run_config(folder, import_modules)
 
     def find_checkpoint() -> str:
         return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
@@ -128,7 +128,7 @@ def open_run(
 def load_model(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: ModuleNames = (),
     weights: str = "",
 ) -> Any:
     """Returns the model of a run with the weights that the run evaluates.
@@ -142,7 +142,9 @@ def load_model(
       which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number
         or as "ckpt-<step>", or a path.
       import_modules: The modules to import before the experiment is looked up, or one: dotted names
-        or paths of .py files. Empty: those of the run's command, seen from the working directory.
+        or paths of .py files. Empty: those of the run's command, seen from the working directory,
+        which a line names. False: nothing that the run names is imported, and a run that needs it
+        is refused.
       weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint
         that contains all of these. "": the first of `ema.evaluate`, or, of best weights, those that
         were the best.

@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.serving.model_loading import check_built, load_model
+from trainer_kit.serving.run_config_loading import ModuleNames
 from trainer_kit.training.step_tensors import LayerOutputs, unknown_tensor
 from trainer_kit.typing import Model
 
@@ -24,7 +25,7 @@ def get_predictor(
     inputs: Sequence[str],
     outputs: Sequence[str],
     which: str | int | None = None,
-    import_modules: str | Sequence[str] = (),
+    import_modules: ModuleNames = (),
 ) -> Predictor:
     """Returns a function that computes tensors of a model, in inference mode.
 
@@ -112,7 +113,7 @@ def get_predictor(
 
 
 def _load_run_model(
-    path: Path, which: str | int | None, import_modules: str | Sequence[str]
+    path: Path, which: str | int | None, import_modules: ModuleNames
 ) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():

@@ -32,7 +32,7 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
     name, section = next(iter(get_validation_sets(config.task).items()))
     path = f"task.validation_data.{name}".rstrip(".")
     if section is None:
-        raise UsageError(f"{path}: the run has no validation data; name the data")
+        raise UsageError(f"{path}: the data of the run is not known here; give --input")
     # A prediction has all rows.
     if getattr(section, "drop_remainder", False):
         section = section.replace(drop_remainder=False)
@@ -93,3 +93,29 @@ def take_features(dataset: tf.data.Dataset, model: Model, count: int) -> Any:
         features = select_features(batch, model)
         return tf.nest.map_structure(lambda part: part[:count], features)
     raise UsageError("the data has no example")
+
+
+def draw_examples(spec: NestedSpec | None, count: int) -> Any:
+    """Returns random examples for a model: floats in [0, 1), and integers of 0 or 1.
+
+    Args:
+      spec: The specs of its inputs. None if they are not known.
+      count: The number of examples.
+
+    Raises:
+      UsageError: When an input is no tensor of numbers of a known shape.
+    """
+    generator = tf.random.Generator.from_seed(0)
+
+    def draw(part: Any) -> tf.Tensor:
+        numbers = generator.uniform([count, *part.shape[1:]])
+        return tf.cast(numbers if part.dtype.is_floating else tf.round(numbers), part.dtype)
+
+    try:
+        return tf.nest.map_structure(draw, spec)
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"export: the model takes {spec}, for which no random numbers can be drawn, and there"
+            " is no data to compare the export on; give examples=features of some examples in one"
+            " batch"
+        ) from error

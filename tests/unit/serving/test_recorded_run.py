@@ -57,7 +57,7 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
 @pytest.mark.parametrize("modules", [(), ""])
 def test_a_module_of_another_folder_is_asked_for(run: Path, modules: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        read_run_config(run, modules, "import_modules")
+        read_run_config(run, modules)
 
     text = str(raised.value)
     assert text.startswith(
@@ -67,4 +67,4 @@ def test_a_module_of_another_folder_is_asked_for(run: Path, modules: Any) -> Non
 
 
 def test_one_module_may_be_given_as_a_text(run: Path) -> None:
-    assert read_run_config(run, str(run.parent / "recorded_task.py"), "import_modules").runtime
+    assert read_run_config(run, str(run.parent / "recorded_task.py")).runtime
