@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -23,7 +23,6 @@ from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, check_built, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
 from trainer_kit.serving.recorded_model import RecordedTask
-from trainer_kit.serving.run_config_loading import ModuleNames
 from trainer_kit.serving.validation_examples import (
     build_validation_dataset,
     draw_examples,
@@ -61,7 +60,7 @@ def export(
     formats: Sequence[str] = ("saved_model",),
     *,
     which: str | int = "best",
-    import_modules: ModuleNames = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
     examples: Any = None,
     tolerance: float | None = None,

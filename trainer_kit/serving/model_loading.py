@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, parse_attribute_path
@@ -20,7 +21,7 @@ from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.serving.keras_files import load_keras_file
 from trainer_kit.serving.run_checkpoint import resolve_run_checkpoint
-from trainer_kit.serving.run_config_loading import ModuleNames, read_run_config, resolve_run_dir
+from trainer_kit.serving.run_config_loading import read_run_config, resolve_run_dir
 from trainer_kit.training.checks.batch_spec import is_built
 from trainer_kit.training.initial_weights.variable_matching import Match, find_best_match
 from trainer_kit.training.trainer_creation import get_trainer_class
@@ -91,7 +92,7 @@ class LoadedRun:
 def open_run(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: ModuleNames = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
 ) -> LoadedRun:
     """Builds the task and the model of a run, and loads the weights. See `load_model`."""
@@ -121,6 +122,10 @@ def open_run(
         values = [variable.numpy() for variable in variables]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+    for part in tf.train.TrackableView(trainer.model).descendants():
+        if isinstance(part, keras.layers.Normalization):
+            # It computes with copies of its variables.
+            part.finalize_state()
     step = int(trainer.global_step.numpy())
     return LoadedRun(folder, config, task, trainer.model, prefix, step)
 
@@ -128,7 +133,7 @@ def open_run(
 def load_model(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: ModuleNames = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
 ) -> Any:
     """Returns the model of a run with the weights that the run evaluates.

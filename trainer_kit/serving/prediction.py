@@ -8,7 +8,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,6 @@ from trainer_kit.serving.prediction_inputs import (
     is_tfrecord,
     open_inputs,
 )
-from trainer_kit.serving.run_config_loading import ModuleNames
 from trainer_kit.serving.validation_examples import (
     build_validation_dataset,
     get_features_spec,
@@ -45,7 +44,7 @@ def predict(
     output: str | os.PathLike[str] | None = None,
     *,
     which: str | int = "best",
-    import_modules: ModuleNames = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
     batch_size: int = 32,
     strategy: tf.distribute.Strategy | None = None,
@@ -120,7 +119,7 @@ def _open_inference(
     run_or_model: Any,
     data: Any,
     which: str | int,
-    import_modules: ModuleNames,
+    import_modules: str | Sequence[str] | Literal[False],
     weights: str,
 ) -> tuple[LoadedRun | None, InferenceFunction]:
     """Returns the run, if it is one, and its inference. Called in strategy scope."""

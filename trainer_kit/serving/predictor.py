@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,6 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.serving.model_loading import check_built, load_model
-from trainer_kit.serving.run_config_loading import ModuleNames
 from trainer_kit.training.step_tensors import LayerOutputs, unknown_tensor
 from trainer_kit.typing import Model
 
@@ -25,7 +24,7 @@ def get_predictor(
     inputs: Sequence[str],
     outputs: Sequence[str],
     which: str | int | None = None,
-    import_modules: ModuleNames = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
 ) -> Predictor:
     """Returns a function that computes tensors of a model, in inference mode.
 
@@ -113,7 +112,7 @@ def get_predictor(
 
 
 def _load_run_model(
-    path: Path, which: str | int | None, import_modules: ModuleNames
+    path: Path, which: str | int | None, import_modules: str | Sequence[str] | Literal[False]
 ) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.runtime.keras_internals import set_variable_paths
 from trainer_kit.serving.inference_function import overrides
 from trainer_kit.serving.run_config_loading import MODEL_FILE
 from trainer_kit.training.task import Task
@@ -19,32 +20,30 @@ from trainer_kit.typing import Model, TaskLike
 def describe_model(task: TaskLike, model: Model) -> dict[str, str]:
     """Returns the text of model.json by its name. Runs eagerly, on the host.
 
-    Empty for a model that Keras 3 cannot serialize, for one with an adapted layer, whose state is
-    not in its config, and for a task whose inference is not a call of the model.
+    Empty for a model that Keras 3 cannot serialize, for one with an adapted vocabulary or adapted
+    bins, which are in no variable, and for a task whose inference is not a call of the model.
     """
     parts = tf.train.TrackableView(model).descendants()
-    is_adapted = any(hasattr(part, "adapt") for part in parts)
+    adapted = [part for part in parts if hasattr(part, "adapt")]
     methods = ("inference_step", "preprocess", "postprocess")
     has_inference = any(overrides(task, name) for name in methods)
-    if not isinstance(model, keras.Model) or is_adapted or has_inference:
+    is_stateless = all(isinstance(part, keras.layers.Normalization) for part in adapted)
+    if not isinstance(model, keras.Model) or has_inference or not is_stateless:
         return {}
 
     kind = type(model)
-    record = {"class_name": kind.__name__, "registered_name": keras.saving.get_registered_name(kind)}
-    if getattr(model, "inputs", None) and kind.call.__module__.startswith("keras."):
-        # The class may have its own train_step, which a loaded model does not need.
-        class_name = "Sequential" if isinstance(model, keras.Sequential) else "Model"
-        record = {"module": "keras", "class_name": class_name}
+    class_name = "Sequential" if isinstance(model, keras.Sequential) else "Model"
+    record: dict[str, Any] = {"module": "keras", "class_name": class_name}
+    # A graph of layers needs no class, which may be there for its own train_step.
+    if not getattr(model, "inputs", None) or not kind.call.__module__.startswith("keras."):
+        registered_name = keras.saving.get_registered_name(kind)
+        record = {"class_name": kind.__name__, "registered_name": registered_name}
     # A get_config of a user may raise anything.
     try:
         record["config"] = keras.saving.serialize_keras_object(model.get_config())
-        # Without their own build_config the layers are built by the model, as in the run, which
-        # gives their variables the same names.
-        record = json.loads(
-            json.dumps(record),
-            object_hook=lambda part: {key: part[key] for key in part if key != "build_config"},
-        )
-        return {MODEL_FILE: json.dumps({**record, "build_config": model.get_build_config()})}
+        record["build_config"] = model.get_build_config()
+        record["variables"] = [variable.path for variable in model.variables]
+        return {MODEL_FILE: json.dumps(record)}
     except Exception:
         return {}
 
@@ -64,10 +63,12 @@ class RecordedTask(Task):
         text = path.read_text(encoding="utf-8")
         try:
             model = keras.models.model_from_json(text)
-            if not model.built:
-                raise ValueError("it does not say the shape of its inputs.")
+            # Keras names variables by where a layer was first called, which may be elsewhere.
+            set_variable_paths(model, json.loads(text)["variables"])
         except Exception as error:
-            reason = " ".join(str(error).partition("Full object config")[0].split())
+            # The reason is between the config of the whole model and that of a part.
+            reason = str(error).rpartition("Exception encountered: ")[2]
+            reason = " ".join(reason.partition("Full object config")[0].split())
             raise UsageError(
                 f"{path}: Keras cannot build the model: {reason:.500} Name the modules of its"
                 " classes with import_modules, or build the model yourself and call"

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from trainer_kit import files
 from trainer_kit.config import discovery
@@ -20,9 +20,6 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml, parse_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import UsageError, suggest_paths
-
-# Modules to import, or False to import none that a run names.
-ModuleNames: TypeAlias = str | Sequence[str] | Literal[False]
 
 # The file of a run that has the config of its Keras model.
 MODEL_FILE = "model.json"
@@ -64,7 +61,9 @@ def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
     )
 
 
-def read_run_config(run_dir: Path, import_modules: ModuleNames = ()) -> ExperimentConfig:
+def read_run_config(
+    run_dir: Path, import_modules: str | Sequence[str] | Literal[False] = ()
+) -> ExperimentConfig:
     """Returns the config of a run, changed to one device.
 
     The weights do not depend on the devices. Prints what is imported because the run names it.
@@ -105,19 +104,11 @@ def read_run_config(run_dir: Path, import_modules: ModuleNames = ()) -> Experime
     if named:
         print(f"imports {' and '.join(named)}, which {run_dir} names")
 
-    for module in modules:
-        discovery.import_user_module(module, "import_modules")
-    try:
-        if name and name not in experiments:
-            discovery.import_experiment(name, recorded, "import_modules")
-    except UsageError as error:
-        if not recorded:
-            raise
-        flags = " ".join(f"{_IMPORT_FLAG}={module}" for module in recorded)
-        raise UsageError(
-            f"{error}\n  The run was started with {flags}. Go to the folder where it was started, or"
-            " name its module by import_modules."
-        ) from error
+    advice = " (give it, or go to the folder where the run was started)" if recorded else ""
+    for module in modules or recorded:
+        discovery.import_user_module(module, f"import_modules{advice}")
+    if name and name not in experiments:
+        discovery.import_experiment(name, (), "import_modules")
 
     if name:
         config = from_yaml(text, get_experiment(name))
@@ -128,7 +119,7 @@ def read_run_config(run_dir: Path, import_modules: ModuleNames = ()) -> Experime
         raise UsageError(
             f"{run_dir / 'manifest.json'} names no experiment, since the run was started from"
             f" Python without one, and it has no {MODEL_FILE}, which a Keras 3 model has unless it"
-            " cannot be serialized or has an adapted layer; build its model yourself and call"
+            " cannot be serialized or has an adapted vocabulary; build its model yourself and call"
             f" trainer_kit.load_weights(model, {str(run_dir)!r}), or, after a fit of"
             f" trainer_kit.compat.keras, compat.keras.load(model, {str(run_dir)!r})"
         )
