@@ -139,8 +139,9 @@ def load_model(
     """Returns the model of a run with the weights that the run evaluates.
 
     These are the moving average, if the run keeps one. The run's own task builds the model from
-    params.yaml and manifest.json. This trains nothing and writes nothing into the folder. The run
-    may continue meanwhile. Runs eagerly, outside of a strategy.
+    params.yaml and manifest.json. Without an experiment Keras builds it from model.json, in safe
+    mode. This trains nothing and writes nothing into the folder. The run may continue meanwhile.
+    Runs eagerly, outside of a strategy.
 
     Args:
       run_dir: The folder of the run.
