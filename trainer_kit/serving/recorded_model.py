@@ -23,12 +23,12 @@ def describe_model(task: TaskLike, model: Model) -> dict[str, str]:
     Empty for a model that Keras 3 cannot serialize, for one with an adapted vocabulary or adapted
     bins, which are in no variable, and for a task whose inference is not a call of the model.
     """
+    methods = ("inference_step", "preprocess", "postprocess")
+    if not isinstance(model, keras.Model) or any(overrides(task, name) for name in methods):
+        return {}
     parts = tf.train.TrackableView(model).descendants()
     adapted = [part for part in parts if hasattr(part, "adapt")]
-    methods = ("inference_step", "preprocess", "postprocess")
-    has_inference = any(overrides(task, name) for name in methods)
-    is_stateless = all(isinstance(part, keras.layers.Normalization) for part in adapted)
-    if not isinstance(model, keras.Model) or has_inference or not is_stateless:
+    if not all(isinstance(part, keras.layers.Normalization) for part in adapted):
         return {}
 
     kind = type(model)

@@ -30,7 +30,7 @@ _IMPORT_FLAG = "--import_module"
 class RecordedTaskConfig(TaskConfig):
     """The section `task` of a run that has no experiment, and whose model is in model.json."""
 
-    validation_data: DataConfig | None = None
+    validation_data: DataConfig | None = None  # type: ignore[assignment]
 
 
 register_task(RecordedTaskConfig, "trainer_kit.serving.recorded_model:RecordedTask")
