@@ -135,7 +135,7 @@ def _add_parsers(
 
 def add_common_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the arguments that all verbs take."""
-    imports = "Imports a module or .py file that registers experiments; it may be repeated."
+    imports = "Imports a module or .py file, also several times. none: no module that a run names."
     command.add_argument(
         "--import_module", action="append", default=[], metavar="MODULE", help=imports
     )

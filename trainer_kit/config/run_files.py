@@ -12,6 +12,7 @@ BEST_CHECKPOINTS = "best_checkpoints"
 RESERVED_NAMES = (
     "params.yaml",
     "manifest.json",
+    "model.json",
     "checkpoint",
     BEST_CHECKPOINTS,
     "history.json",

@@ -50,6 +50,7 @@ from trainer_kit.run.run_record import (
 from trainer_kit.run.save_on_error import save_after_errors
 from trainer_kit.runtime.collectives import barrier, broadcast_text
 from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
+from trainer_kit.serving.recorded_model import describe_model
 from trainer_kit.serving.run_checkpoint import resolve_run_checkpoint
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import ActivityWatcher
@@ -252,12 +253,14 @@ def run_experiment(
         # The work. Its record is written before the first step, and an error in it saves the run.
         recorded_run: AbstractContextManager[None] = contextlib.nullcontext()
         if plan.writes_records:
+            # A run with an experiment gets its model from the task.
+            model_files = {} if experiment else describe_model(task, trainer.model)
             recorded_run = record_run(
                 plan.directory,
                 plan.original_config,
                 experiment,
                 mode,
-                extra_files=records(),
+                extra_files={**model_files, **records()},
                 global_step=trainer.global_step,
                 setup=setup,
             )

@@ -160,6 +160,21 @@ def get_trained_variables(optimizer: keras.Optimizer) -> list[Variable]:
     return list(getattr(optimizer, "_trainable_variables", ()))
 
 
+def set_variable_paths(model: keras.Model, paths: Sequence[str]) -> None:
+    """Gives the variables of a model, in their order, the paths that checkpoints know them by.
+
+    Keras takes a path from the place where a layer is called first, and has no public way to change
+    it. Without the name the paths stay, and a restore refuses those that differ.
+
+    Raises:
+      ValueError: when the model has another number of variables.
+    """
+    if len(model.variables) != len(paths):
+        raise ValueError(f"it has {len(model.variables)} variables in place of {len(paths)}.")
+    for variable, path in zip(model.variables, paths, strict=True):
+        variable._path = path
+
+
 def get_variable_index(optimizer: keras.Optimizer, variable: Variable) -> int:
     """Returns the position of a variable among those that an optimizer was built with.
 

@@ -93,7 +93,7 @@ def build_inference_function(
     # A functional model has names for its inputs.
     names = [tensor.name.partition(":")[0] for tensor in getattr(model, "inputs", None) or ()]
     # Keras 3 and Keras 2 name an input so that has no name.
-    if any(re.fullmatch(r"keras_tensor(_\d+)?|input_\d+", name) for name in names):
+    if any(re.fullmatch(r"(keras_tensor|input_layer)(_\d+)?|input_\d+", name) for name in names):
         names = []
 
     input_specs = {}

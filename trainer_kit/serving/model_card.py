@@ -76,7 +76,7 @@ def write_model_card(
     sections = {}
     if run is not None:
         manifest = read_manifest(str(run.folder))
-        title = f"{manifest.get('experiment', '')}, step {run.step}"
+        title = f"{manifest.get('experiment') or run.folder.name}, step {run.step}"
         sections["Training"] = _describe_training(run, manifest)
     sections["Inputs"] = _format_specs(inputs)
     sections["Outputs"] = _format_specs(outputs)

@@ -8,9 +8,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
@@ -20,7 +20,9 @@ from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
+from trainer_kit.serving.recorded_model import RecordedTask
 from trainer_kit.serving.validation_examples import (
+    draw_examples,
     get_serving_examples,
     open_inference,
     take_validation_features,
@@ -55,7 +57,7 @@ def export(
     formats: Sequence[str] = ("saved_model",),
     *,
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
     examples: Any = None,
     tolerance: float | None = None,
@@ -73,7 +75,8 @@ def export(
       formats: Names of formats: saved_model, keras, litert, litert_int8, onnx.
       which, import_modules, weights: The checkpoint of a run. See `load_model`.
       examples: Features of some examples, in one batch, as the model takes them. int8 is calibrated
-        on them, so give it 100 or more. None: of the run's first validation set.
+        on them, so give it 100 or more. None: of the run's first validation set, or random numbers,
+        for a run without an experiment or for a model.
       tolerance: The largest difference that is allowed, as a part of the largest output. None: 1e-5
         for float32. In lower precision 9 of 10 examples have to have the same class.
 
@@ -91,19 +94,20 @@ def export(
         target = Path(path or run.folder / _FOLDER / str(run.step))
         if examples is None:
             examples = get_serving_examples(run.task)
-    elif path is None or examples is None:
-        raise UsageError(
-            "export: a model needs the path of the new folder, and examples=features of some"
-            " examples in one batch, on which the export is compared with it"
-        )
+    elif path is None:
+        raise UsageError("export: a model needs the path of the new folder")
     else:
         target = Path(path)
     if target.exists():
         raise UsageError(f"{target} exists already; remove it, or give another path")
 
-    inference = open_inference(model, run, examples)
-    if run is not None and examples is None:
-        examples = take_validation_features(run, _EXAMPLES)
+    known_run = None if run is None or isinstance(run.task, RecordedTask) else run
+    is_random = examples is None and known_run is None
+    inference = open_inference(model, known_run, examples)
+    if known_run is not None and examples is None:
+        examples = take_validation_features(known_run, _EXAMPLES)
+    elif examples is None:
+        examples = draw_examples(inference.features_spec, _EXAMPLES)
     arrays = inference.flatten_features(examples)
     if not len(next(iter(arrays.values()))):
         raise UsageError("examples: the batch is empty; give one example at least")
@@ -117,9 +121,15 @@ def export(
     with publish_folder(target) as folder:
         for export_format in chosen_formats:
             try:
-                results[export_format.name] = _write_format(
+                if is_random and not export_format.is_exact:
+                    raise UsageError(
+                        f"{export_format.name}: it takes its ranges from examples; give"
+                        f" examples={_EXAMPLES} examples in one batch"
+                    )
+                parity = _write_format(
                     export_format, inference, arrays, is_exact, tolerance, folder
                 )
+                results[export_format.name] = replace(parity, is_random=is_random)
             except UsageError as error:
                 refusals.append(str(error))
         if not results:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, parse_attribute_path
@@ -91,12 +92,12 @@ class LoadedRun:
 def open_run(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
 ) -> LoadedRun:
     """Builds the task and the model of a run, and loads the weights. See `load_model`."""
     folder = resolve_run_dir(run_dir)
-    config = read_run_config(folder, import_modules, "import_modules")
+    config = read_run_config(folder, import_modules)
 
     def find_checkpoint() -> str:
         return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
@@ -121,6 +122,10 @@ def open_run(
         values = [variable.numpy() for variable in variables]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+    for part in tf.train.TrackableView(trainer.model).descendants():
+        if isinstance(part, keras.layers.Normalization):
+            # It computes with copies of its variables.
+            part.finalize_state()
     step = int(trainer.global_step.numpy())
     return LoadedRun(folder, config, task, trainer.model, prefix, step)
 
@@ -128,21 +133,24 @@ def open_run(
 def load_model(
     run_dir: str | os.PathLike[str],
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
 ) -> Any:
     """Returns the model of a run with the weights that the run evaluates.
 
     These are the moving average, if the run keeps one. The run's own task builds the model from
-    params.yaml and manifest.json. This trains nothing and writes nothing into the folder. The run
-    may continue meanwhile. Runs eagerly, outside of a strategy.
+    params.yaml and manifest.json. Without an experiment Keras builds it from model.json, in safe
+    mode. This trains nothing and writes nothing into the folder. The run may continue meanwhile.
+    Runs eagerly, outside of a strategy.
 
     Args:
       run_dir: The folder of the run.
       which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number
         or as "ckpt-<step>", or a path.
       import_modules: The modules to import before the experiment is looked up, or one: dotted names
-        or paths of .py files. Empty: those of the run's command, seen from the working directory.
+        or paths of .py files. Empty: those of the run's command, seen from the working directory,
+        which a line names. False: nothing that the run names is imported, and a run that needs it
+        is refused.
       weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint
         that contains all of these. "": the first of `ema.evaluate`, or, of best weights, those that
         were the best.

@@ -25,14 +25,17 @@ class Parity:
       examples: The number of examples that were compared.
       class_agreement: The share of the examples whose largest output is the same one. None where
         the difference decides.
+      is_random: Whether the examples are random numbers.
     """
 
     difference: float
     examples: int
     class_agreement: float | None = None
+    is_random: bool = False
 
     def __str__(self) -> str:
-        text = f"largest difference {self.difference:.1e} on {self.examples} examples"
+        kind = "random examples" if self.is_random else "examples"
+        text = f"largest difference {self.difference:.1e} on {self.examples} {kind}"
         if self.class_agreement is None:
             return text
         return f"{text}, the same class in {self.class_agreement:.0%}"

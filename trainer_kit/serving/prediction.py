@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +40,7 @@ def predict(
     output: str | os.PathLike[str] | None = None,
     *,
     which: str | int = "best",
-    import_modules: str | Sequence[str] = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
     weights: str = "",
     batch_size: int = 32,
     strategy: tf.distribute.Strategy | None = None,

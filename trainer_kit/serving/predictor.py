@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ def get_predictor(
     inputs: Sequence[str],
     outputs: Sequence[str],
     which: str | int | None = None,
-    import_modules: str | Sequence[str] = (),
+    import_modules: str | Sequence[str] | Literal[False] = (),
 ) -> Predictor:
     """Returns a function that computes tensors of a model, in inference mode.
 
@@ -112,7 +112,7 @@ def get_predictor(
 
 
 def _load_run_model(
-    path: Path, which: str | int | None, import_modules: str | Sequence[str]
+    path: Path, which: str | int | None, import_modules: str | Sequence[str] | Literal[False]
 ) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():

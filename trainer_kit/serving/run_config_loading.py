@@ -5,20 +5,35 @@ Imports no TensorFlow, unless a user's module imports it.
 
 from __future__ import annotations
 
-import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from trainer_kit import files
 from trainer_kit.config import discovery
-from trainer_kit.config.experiment_registry import experiments, get_experiment
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.experiment_registry import experiments, get_experiment, register_task
+from trainer_kit.config.schema.configclass import configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.config.serialize import from_yaml
+from trainer_kit.config.serialize import from_yaml, parse_params
+from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import UsageError, suggest_paths
 
+# The file of a run that has the config of its Keras model.
+MODEL_FILE = "model.json"
 _IMPORT_FLAG = "--import_module"
+
+
+@configclass
+class RecordedTaskConfig(TaskConfig):
+    """The section `task` of a run that has no experiment, and whose model is in model.json."""
+
+    validation_data: DataConfig | None = None  # type: ignore[assignment]
+
+
+register_task(RecordedTaskConfig, "trainer_kit.serving.recorded_model:RecordedTask")
 
 
 def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
@@ -46,73 +61,68 @@ def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
     )
 
 
-def read_experiment_name(run_dir: Path) -> str:
-    """Returns the name of the experiment in manifest.json; "" if it has none."""
-    manifest = files.read_json(run_dir / "manifest.json") or {}
-    name = manifest.get("experiment")
-    return name if isinstance(name, str) else ""
-
-
 def read_run_config(
-    run_dir: Path, import_modules: str | Sequence[str] = (), option_name: str = _IMPORT_FLAG
+    run_dir: Path, import_modules: str | Sequence[str] | Literal[False] = ()
 ) -> ExperimentConfig:
     """Returns the config of a run, changed to one device.
 
-    The weights do not depend on the devices.
+    The weights do not depend on the devices. Prints what is imported because the run names it.
 
     Args:
       run_dir: The run's folder.
       import_modules: The modules to import before the experiment is looked up, or one. Empty:
-        those of the run's command.
-      option_name: The flag or the argument that names the modules, for messages.
+        those of the run's command. False: nothing that the run names is imported.
 
     Raises:
-      UsageError: when the experiment is not recorded or not known, or a module cannot be imported.
+      UsageError: when the experiment is not recorded or not known, a module cannot be imported, or
+        the run needs one that may not be imported.
     """
-    name = read_experiment_name(run_dir)
-    if not name:
+    manifest = files.read_json(run_dir / "manifest.json") or {}
+    name = str(manifest.get("experiment") or "")
+    text = (run_dir / "params.yaml").read_text(encoding="utf-8")
+    sections = parse_params(text).values
+    modules = import_modules or []
+    if isinstance(modules, str):
+        modules = [modules]
+
+    # What the run names is the code of whoever wrote the folder.
+    recorded: list[str] = []
+    named: list[str] = []
+    if name and name not in experiments and not modules:
+        words = "\0".join(map(str, manifest.get("command") or []))
+        recorded = re.findall(rf"\0{_IMPORT_FLAG}[=\0]([^\0]+)", words)
+        named += recorded or [f"the module of the experiment {name!r}"]
+    trainer = sections.get("trainer")
+    trainer_class = trainer.get("trainer_class") if isinstance(trainer, dict) else ""
+    if trainer_class:
+        named.append(str(trainer_class))
+    if named and import_modules is False:
         raise UsageError(
-            f"{run_dir / 'manifest.json'} names no experiment,"
-            " since the run was started from Python without one;"
-            " build its model yourself and call trainer_kit.load_weights(model,"
-            f" {str(run_dir)!r}), or, after a fit of trainer_kit.compat.keras,"
-            f" compat.keras.load(model, {str(run_dir)!r})"
+            f"import_modules=False: {run_dir} needs {' and '.join(named)}; name what you trust in"
+            " import_modules"
         )
+    if named:
+        print(f"imports {' and '.join(named)}, which {run_dir} names")
 
-    if import_modules or name not in experiments:
-        if isinstance(import_modules, str) and import_modules:
-            import_modules = [import_modules]
+    advice = " (give it, or go to the folder where the run was started)" if recorded else ""
+    for module in modules or recorded:
+        discovery.import_user_module(module, f"import_modules{advice}")
+    if name and name not in experiments:
+        discovery.import_experiment(name, (), "import_modules")
 
-        # Without modules, those that the command of the run imports are imported first.
-        recorded: list[str] = []
-        if not import_modules:
-            manifest = files.read_json(run_dir / "manifest.json") or {}
-            command = manifest.get("command")
-            words = [str(word) for word in command] if isinstance(command, list) else []
-            # A flag has its module in the same word, or in the next one.
-            flag_prefix = f"{_IMPORT_FLAG}="
-            for word in words:
-                if word.startswith(flag_prefix):
-                    module = word.removeprefix(flag_prefix)
-                    recorded.append(module)
-            for word, next_word in itertools.pairwise(words):
-                if word == _IMPORT_FLAG:
-                    recorded.append(next_word)
-
-        try:
-            discovery.import_experiment(name, import_modules or recorded, option_name)
-        except UsageError as error:
-            if not recorded:
-                raise
-            flags = " ".join(f"{_IMPORT_FLAG}={module}" for module in recorded)
-            raise UsageError(
-                f"{error}\n  The run was started with {flags}. Go to the folder where it was"
-                f" started, or name its module by {option_name}."
-            ) from error
-
-    params_path = run_dir / "params.yaml"
-    text = params_path.read_text(encoding="utf-8")
-    config = from_yaml(text, get_experiment(name))
+    if name:
+        config = from_yaml(text, get_experiment(name))
+    elif (run_dir / MODEL_FILE).is_file():
+        text = yaml_loader.dump({key: sections.get(key, {}) for key in ("trainer", "runtime")})
+        config = from_yaml(text, ExperimentConfig(task=RecordedTaskConfig()))
+    else:
+        raise UsageError(
+            f"{run_dir / 'manifest.json'} names no experiment, since the run was started from"
+            f" Python without one, and it has no {MODEL_FILE}, which a Keras 3 model has unless it"
+            " cannot be serialized or has an adapted vocabulary; build its model yourself and call"
+            f" trainer_kit.load_weights(model, {str(run_dir)!r}), or, after a fit of"
+            f" trainer_kit.compat.keras, compat.keras.load(model, {str(run_dir)!r})"
+        )
 
     # All but a few fields of the section runtime get their values for one device.
     kept_fields = ("mixed_precision_dtype", "loss_scale", "random_seed")

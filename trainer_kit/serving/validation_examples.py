@@ -38,7 +38,10 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
     name, section = next(iter(get_validation_sets(config.task).items()))
     path = f"validation_data.{name}".rstrip(".")
     if section is None:
-        raise UsageError(f"task.{path}: the run has no validation data; name the data")
+        raise UsageError(
+            f"task.{path}: the run has no validation data; predict needs --input, and export"
+            " examples=features of some examples in one batch"
+        )
     # A prediction has all rows.
     if getattr(section, "drop_remainder", False):
         section = section.replace(drop_remainder=False)
@@ -134,3 +137,29 @@ def _describe_example(example: Any) -> tf.TensorSpec:
     """Returns the spec of a batch. NumPy's numbers become those of Keras."""
     array = np.asarray(example)
     return tf.TensorSpec(array.shape, np.float32 if array.dtype == np.float64 else array.dtype)
+
+
+def draw_examples(spec: NestedSpec, count: int) -> Any:
+    """Returns random examples for a model: floats in [0, 1), and integers of 0 or 1.
+
+    Args:
+      spec: The specs of its inputs.
+      count: The number of examples.
+
+    Raises:
+      UsageError: When an input is no tensor of numbers of a known shape.
+    """
+    generator = tf.random.Generator.from_seed(0)
+
+    def draw(part: Any) -> tf.Tensor:
+        numbers = generator.uniform([count, *part.shape[1:]])
+        return tf.cast(numbers if part.dtype.is_floating else tf.round(numbers), part.dtype)
+
+    try:
+        return tf.nest.map_structure(draw, spec)
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"export: the model takes {spec}, for which no random numbers can be drawn, and there"
+            " is no data to compare the export on; give examples=features of some examples in one"
+            " batch"
+        ) from error

@@ -104,3 +104,16 @@ def test_a_loss_is_undivided_in_its_context_only() -> None:
 
     assert [float(loss) for loss in undivided] == [4, 4]
     assert [float(loss) for loss in divided] == [2, 2]
+
+
+def test_variables_get_the_paths_that_are_given() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+    internals.set_variable_paths(model, ["outer/dense/kernel", "outer/dense/bias"])
+
+    assert [variable.path for variable in model.variables] == [
+        "outer/dense/kernel",
+        "outer/dense/bias",
+    ]
+    with pytest.raises(ValueError, match=r"it has 2 variables in place of 1\."):
+        internals.set_variable_paths(model, ["kernel"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.builders import run_program
 from trainer_kit import __version__
 from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, main
+from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import EXIT_CODES
 
 ROOT = Path(__file__).parents[3]
@@ -166,3 +168,22 @@ def test_looking_at_experiments_and_runs_does_without_tensorflow(finished_run: P
     assert codes == "{0}", done.stderr
     assert "experiments.digits" in modules
     assert {"tensorflow", "keras", "orbit", "numpy", "experiments.digits.task"}.isdisjoint(modules)
+
+
+@pytest.mark.parametrize("verb", [("export",), ("predict", "--output=rows.npz")])
+def test_modules_that_a_run_names_may_be_refused(
+    trainer_kit: Command, here: Path, verb: tuple[str, ...]
+) -> None:
+    folder = here / "run"
+    folder.mkdir()
+    (folder / "params.yaml").write_text("{}")
+    manifest = {"experiment": "mine/small", "command": ["train.py", "--import_module=mine.py"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    done = trainer_kit(*verb, "run", "--import_module=none")
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: import_modules=False: run needs mine.py; name what you trust in import_modules\n"
+    )
+    assert "mine/small" not in experiments

@@ -17,7 +17,7 @@ import trainer_kit
 from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 
-@register_experiment("recorded_elsewhere")
+@register_experiment("{name}")
 def recorded_elsewhere():
     return ExperimentConfig(task=TaskConfig())
 """
@@ -29,11 +29,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "params.yaml").write_text("{}")
+    # A name can be registered once in a process.
+    name = f"recorded_{tmp_path.name}"
     command = ["train.py", "--import_module=recorded_task.py"]
-    (folder / "manifest.json").write_text(
-        json.dumps({"experiment": "recorded_elsewhere", "command": command})
-    )
-    (tmp_path / "recorded_task.py").write_text(MODULE)
+    (folder / "manifest.json").write_text(json.dumps({"experiment": name, "command": command}))
+    (tmp_path / "recorded_task.py").write_text(MODULE.format(name=name))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.delitem(sys.modules, "recorded_task", raising=False)
@@ -48,8 +48,7 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
     )
 
     with pytest.raises(
-        UsageError,
-        match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere",
+        UsageError, match=r"folder where the run was started\): no module is called 'recorded_else"
     ):
         read_run_config(run)
 
@@ -57,14 +56,49 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
 @pytest.mark.parametrize("modules", [(), ""])
 def test_a_module_of_another_folder_is_asked_for(run: Path, modules: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        read_run_config(run, modules, "import_modules")
+        read_run_config(run, modules)
 
-    text = str(raised.value)
-    assert text.startswith(
-        "import_modules: there is no file recorded_task.py; here there are no Python files\n"
+    assert str(raised.value) == (
+        "import_modules (give it, or go to the folder where the run was started): there is no file"
+        " recorded_task.py; here there are no Python files"
     )
-    assert "started with --import_module=recorded_task.py" in text
 
 
-def test_one_module_may_be_given_as_a_text(run: Path) -> None:
-    assert read_run_config(run, str(run.parent / "recorded_task.py"), "import_modules").runtime
+def test_one_module_may_be_given_as_a_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_run_config(run, str(run.parent / "recorded_task.py")).runtime
+    assert capsys.readouterr().out == ""
+
+
+def test_a_module_that_the_run_names_is_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+
+    read_run_config(run)
+
+    assert capsys.readouterr().out == f"imports recorded_task.py, which {run} names\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "params", "needed"),
+    [
+        (["--import_module", "recorded_task.py"], "{}", "recorded_task.py"),
+        ([], "{}", "the module of the experiment 'recorded"),
+        ([], "trainer: {trainer_class: 'recorded_task:Trainer'}", "recorded_task:Trainer"),
+    ],
+)
+def test_nothing_is_imported_if_that_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], params: str, needed: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    (run / "params.yaml").write_text(params)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["command"] = ["train.py", *command]
+    if "trainer" in params:
+        manifest["experiment"] = ""
+    (run / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(UsageError, match=rf"^import_modules=False: {run} needs {needed}.*; name "):
+        read_run_config(run, import_modules=False)
+
+    assert "recorded_task" not in sys.modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -88,3 +89,12 @@ def test_logits_are_told_from_probabilities() -> None:
     message = "old_from_logits=False: the old classifier returns logits"
     with pytest.raises(UsageError, match=message):
         count_classes(logits, 3, False)
+
+
+@pytest.mark.parametrize("name", ["old.keras", "old.h5"])
+def test_code_in_the_file_of_a_classifier_is_refused(name: str, tmp_path: Path) -> None:
+    layers = [keras.layers.Lambda(lambda inputs: inputs * 2), keras.layers.Dense(2)]
+    keras.Sequential([keras.Input((3,)), *layers]).save(tmp_path / name)
+
+    with pytest.raises(UsageError, match=r"cannot be loaded.*`Lambda` layer"):
+        load_frozen_classifier(tmp_path / name)
