@@ -147,7 +147,7 @@ def test_rows_are_predicted_by_a_fit_if_they_are_given(run: tuple[Path, np.ndarr
 
     assert isinstance(columns, dict)
     np.testing.assert_allclose(columns["outputs"], expected, rtol=1e-6)
-    with pytest.raises(UsageError, match=r"the data of the run is not known here; give --input$"):
+    with pytest.raises(UsageError, match=r"the run has no validation data; predict needs --input"):
         trainer_kit.predict(folder)
 
 
