@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.export_formats import Arrays, import_runtime
+from trainer_kit.serving.prediction_files import to_list
 
 _SHOWN_CLASSES = 30
 _WORST_ROWS = 20
@@ -37,54 +38,85 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     metrics = import_runtime("sklearn.metrics", "evaluate")
     figures = import_runtime("matplotlib.figure", "evaluate")
 
-    pairs: list[np.ndarray] = []
-    worst_rows = []
+    labels: list[np.ndarray] = []
+    predictions: list[np.ndarray] = []
+    worst_rows: list[pandas.DataFrame] = []
     row_count = 0
     for columns in parts:
         label, scores = read_scores(columns, output_names)
-        if not pairs:
+        if row_count == 0:
             # The first part decides: all logits of a smaller one may happen to be in 0..1.
-            sums = scores.sum(axis=1, keepdims=True) if scores.shape[1] > 1 else 1.0
-            are_probabilities = not np.any((scores < 0) | (scores > 1) | (abs(sums - 1) > 0.01))
-        if scores.shape[1] == 1:
-            scores = np.hstack([1 - scores if are_probabilities else np.zeros_like(scores), scores])
-        logits = np.log(scores.clip(1e-30)) if are_probabilities else scores
-        predicted = scores.argmax(axis=1)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits).numpy()
-        # An output that is not a number is as wrong as can be.
-        losses[np.isnan(losses)] = np.inf
+            are_probabilities = _are_probabilities(scores)
+        log_probabilities = _compute_log_probabilities(scores, are_probabilities)
+        predicted = log_probabilities.argmax(axis=1)
+        labels.append(label)
+        predictions.append(predicted)
 
-        pairs.append(np.stack([label, predicted]))
-        table = pandas.DataFrame(index=pandas.RangeIndex(row_count, row_count + len(label)))
+        row_numbers = pandas.RangeIndex(row_count, row_count + len(label))
+        table = pandas.DataFrame(index=row_numbers)
         for name, column in columns.items():
             if column.ndim == 1:
-                is_text = column.dtype.kind == "S"
-                table[name] = np.char.decode(column, "utf-8", "replace") if is_text else column
-        table = table.assign(predicted=predicted, probability=np.exp(-losses), loss=losses)
+                table[name] = to_list(column)
+        losses = -log_probabilities[np.arange(len(label)), label]
+        # An output that is not a number is as wrong as can be.
+        losses[np.isnan(losses)] = np.inf
+        table["predicted"] = predicted
+        table["probability"] = np.exp(-losses)
+        table["loss"] = losses
         worst_rows.append(table.nlargest(_WORST_ROWS, "loss"))
         row_count += len(label)
 
-    labels, predictions = np.hstack(pairs)
-    report = metrics.classification_report(labels, predictions, output_dict=True, zero_division=0)
-    matrix = metrics.confusion_matrix(labels, predictions)
-    classes = np.union1d(labels, predictions)
+    label = np.concatenate(labels)
+    predicted = np.concatenate(predictions)
+    classes = np.union1d(label, predicted)
+    report = metrics.classification_report(label, predicted, output_dict=True, zero_division=0)
+    matrix = metrics.confusion_matrix(label, predicted)
+    report["classes"] = classes.tolist()
+    report["confusion_matrix"] = matrix.tolist()
+
+    # The classes with the lowest scores, in the order of their numbers.
     f1_scores = [report[str(number)]["f1-score"] for number in classes]
-    places = np.sort(np.argsort(f1_scores, kind="stable")[:_SHOWN_CLASSES])
+    lowest = np.argsort(f1_scores, kind="stable")
+    places = np.sort(lowest[:_SHOWN_CLASSES])
     shown = classes[places]
     print(f"accuracy {report['accuracy']:.4f}; {len(shown)} of {len(classes)} classes:")
-    print(metrics.classification_report(labels, predictions, labels=shown, zero_division=0))
+    print(metrics.classification_report(label, predicted, labels=shown, zero_division=0))
 
-    figure = figures.Figure([2 + 0.4 * len(shown)] * 2, layout="constrained")
-    display = metrics.ConfusionMatrixDisplay(matrix[np.ix_(places, places)], display_labels=shown)
+    inches = 2 + 0.4 * len(shown)
+    figure = figures.Figure([inches, inches], layout="constrained")
+    shown_matrix = matrix[np.ix_(places, places)]
+    display = metrics.ConfusionMatrixDisplay(shown_matrix, display_labels=shown)
     display.plot(ax=figure.add_subplot(), colorbar=False, cmap="Blues")
     picture = io.BytesIO()
     figure.savefig(picture)
 
-    report |= {"classes": classes.tolist(), "confusion_matrix": matrix.tolist()}
     worst = pandas.concat(worst_rows).nlargest(_WORST_ROWS, "loss")
     files.write_json(output.with_suffix(".report.json"), report)
     files.write_bytes(output.with_suffix(".confusion.png"), picture.getvalue())
     files.write_text(output.with_suffix(".worst.csv"), worst.to_csv(index_label="row"))
+
+
+def _are_probabilities(scores: np.ndarray) -> bool:
+    """Whether all numbers are between 0 and 1, and those of several classes have the sum 1."""
+    if np.any(scores < 0) or np.any(scores > 1):
+        return False
+    if scores.shape[1] == 1:
+        return True
+    distances = np.abs(scores.sum(axis=1) - 1)
+    return not np.any(distances > 0.01)
+
+
+def _compute_log_probabilities(scores: np.ndarray, are_probabilities: bool) -> np.ndarray:
+    """Returns the logarithms of the probabilities of the classes, [rows, classes].
+
+    A single number stands for class 1 of two.
+    """
+    if scores.shape[1] == 1:
+        others = 1 - scores if are_probabilities else np.zeros_like(scores)
+        scores = np.hstack([others, scores])
+    if are_probabilities:
+        return np.log(scores.clip(1e-30))
+    return tf.nn.log_softmax(scores).numpy()
 
 
 def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -86,7 +86,7 @@ def write_json_lines(parts: PredictionParts, count: int, path: Path) -> None:
     """Writes one JSON object in a line. Arrays are nested lists."""
     with open(path, "w", encoding="utf-8") as stream:
         for columns in parts.read(count):
-            lists = [_to_list(column) for column in columns.values()]
+            lists = [to_list(column) for column in columns.values()]
             for values in zip(*lists, strict=True):
                 stream.write(json.dumps(dict(zip(columns, values, strict=True))) + "\n")
 
@@ -109,7 +109,7 @@ def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
                         " has numbers; write .jsonl, .parquet or .npz"
                     )
                 if column.ndim == 1:
-                    table[name] = _to_list(column)
+                    table[name] = to_list(column)
                     continue
                 for index in range(column.shape[1]):
                     table[f"{name}_{index}"] = column[:, index]
@@ -123,7 +123,7 @@ def write_parquet(parts: PredictionParts, count: int, path: Path) -> None:
     with contextlib.ExitStack() as stack:
         writer = None
         for columns in parts.read(count):
-            table = pyarrow.table({name: _to_list(value) for name, value in columns.items()})
+            table = pyarrow.table({name: to_list(value) for name, value in columns.items()})
             if writer is None:
                 writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)
@@ -168,7 +168,7 @@ def check_output(output: str) -> None:
         import_runtime("pyarrow.parquet", "parquet")
 
 
-def _to_list(column: np.ndarray) -> list[Any]:
+def to_list(column: np.ndarray) -> list[Any]:
     """Returns the values in types of Python. Bytes become text."""
     if column.dtype.kind == "S":
         return [value.decode("utf-8", "replace") for value in column.tolist()]

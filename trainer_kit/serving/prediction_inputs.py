@@ -104,7 +104,9 @@ def select_inputs(
                 f" {list(spec.shape[1:])}; name them {name!r}, or {name}_0, {name}_1 and so on"
             )
         columns = [_convert_column(part, others.pop(part), spec.dtype) for part in parts]
-        column = columns[0] if parts == [name] else np.stack(columns, axis=1)
+        column = columns[0]
+        if parts != [name]:
+            column = np.stack(columns, axis=1)
         if not spec.shape.is_compatible_with(column.shape):
             raise UsageError(
                 f"input: {name!r} has the shape {list(column.shape[1:])} in a row, and the model"
@@ -148,12 +150,13 @@ def _open_validation_data(
                 columns["label"] = to_array(label)
             yield columns
 
-    described = section.as_dict() if hasattr(section, "as_dict") else repr(section)
-    files = [Path(path) for path in glob.glob(os.fspath(pattern))] if pattern else []
+    identity = [section.as_dict() if hasattr(section, "as_dict") else repr(section)]
+    if pattern is not None:
+        paths = glob.glob(os.fspath(pattern))
+        identity += _describe_files([Path(path) for path in paths])
     count = int(dataset.cardinality())
-    return PredictionInputs(
-        [described, _describe_files(files)], read_batches, count if count >= 0 else None
-    )
+    batch_count = count if count >= 0 else None
+    return PredictionInputs(identity, read_batches, batch_count)
 
 
 def _name_arrays(data: Any, inference: InferenceFunction) -> dict[str, np.ndarray]:
@@ -218,23 +221,24 @@ def _open_images(folder: Path, inference: InferenceFunction, batch_size: int) ->
         )
     height, width, channels = spec.shape[1:]
 
-    def read_image(path: tf.Tensor) -> tf.Tensor:
+    def read_image(path: tf.Tensor, file: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         content = tf.io.read_file(path)
         image = tf.io.decode_image(content, channels=channels, expand_animations=False)
-        return tf.cast(tf.image.resize(image, [height, width]), spec.dtype)
+        resized = tf.image.resize(image, [height, width])
+        return tf.cast(resized, spec.dtype), file
 
     def read_batches(skipped: int) -> Iterator[Batch]:
-        remaining = [os.fspath(path) for path in paths[skipped * batch_size :]]
-        images = tf.data.Dataset.from_tensor_slices(remaining).map(read_image, tf.data.AUTOTUNE)
-        files = np.array([os.path.relpath(path, folder) for path in remaining])
+        first = skipped * batch_size
+        remaining = [os.fspath(path) for path in paths[first:]]
+        names = np.array([os.path.relpath(path, folder) for path in remaining])
+        dataset = tf.data.Dataset.from_tensor_slices((remaining, names))
+        images = dataset.map(read_image, tf.data.AUTOTUNE).batch(batch_size)
         with _explain_read_errors(folder):
-            for number, batch in enumerate(images.batch(batch_size)):
-                begin = number * batch_size
-                yield {name: batch, "file": files[begin : begin + batch_size]}
+            for batch, batch_names in images:
+                yield {name: batch, "file": to_array(batch_names)}
 
-    return PredictionInputs(
-        _describe_files(paths), read_batches, math.ceil(len(paths) / batch_size)
-    )
+    batch_count = math.ceil(len(paths) / batch_size)
+    return PredictionInputs(_describe_files(paths), read_batches, batch_count)
 
 
 @contextlib.contextmanager
@@ -286,5 +290,8 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
 
 def _describe_files(paths: Sequence[Path]) -> list[Any]:
     """Returns what tells files from others of their names."""
-    statuses = [(path, path.stat()) for path in paths]
-    return [[str(path.absolute()), item.st_size, item.st_mtime_ns] for path, item in statuses]
+    described = []
+    for path in paths:
+        status = path.stat()
+        described.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    return described
