@@ -74,7 +74,8 @@ def build_inference_function(
       is_raw: Whether `preprocess` comes first.
 
     Raises:
-      UsageError: When an input is no dense tensor with a batch dimension.
+      UsageError: When an input is no dense tensor with a batch dimension, or the inference does not
+        take the inputs.
     """
     names = name_tensors(features_spec, _INPUTS, _get_input_names(model))
     specs = []
@@ -92,7 +93,11 @@ def build_inference_function(
         output_names = name_tensors(outputs, _OUTPUTS)
         return dict(zip(output_names, tf.nest.flatten(outputs), strict=True))
 
-    outputs = infer.get_concrete_function().structured_outputs
+    try:
+        outputs = infer.get_concrete_function().structured_outputs
+    except ValueError as error:
+        name = type(model if task is None else task).__name__
+        raise UsageError(f"{name} does not take {features_spec} as input: {error}") from error
     output_specs = {}
     for name, tensor in outputs.items():
         output_specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype, name)

@@ -18,6 +18,7 @@ from trainer_kit.serving.export_formats import FORMATS
 from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.model_loading import LoadedRun
 from trainer_kit.serving.parity import Parity
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 RECORD = "export.json"
 
@@ -98,7 +99,7 @@ def _read_metrics(run: LoadedRun) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for record in active_records(read_records(run.folder / "evals" / "validation.jsonl")):
         if record["step"] == run.step:
-            metrics.update(record["metrics"])
+            metrics.update(flatten_scalars(record["metrics"]))
     return metrics
 
 

@@ -36,6 +36,8 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
     # A prediction has all rows.
     if getattr(section, "drop_remainder", False):
         section = section.replace(drop_remainder=False)
+    # Each of several tasks reads its own data.
+    task = getattr(task, "tasks", {}).get(name, task)
     with explain_missing_files(path), precision_scope(config.runtime):
         data = call_build_inputs(get_build_inputs(task, section), section, None)
         return build_one_pass(data, None)
