@@ -309,8 +309,7 @@ def _explain_conversion(name: str) -> Iterator[None]:
         elif operations:
             reason = f"it has no operation {', '.join(operations)}; take the format saved_model"
         else:
-            lines = [line for line in text.splitlines() if line.strip()]
-            reason = lines[0] if lines else type(error).__name__
+            reason = " ".join(text.split()) or type(error).__name__
         raise UsageError(f"{name} refuses the model: {reason:.300}") from error
 
 
