@@ -39,7 +39,7 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
         section = section.replace(drop_remainder=False)
     # Each of several tasks reads its own data.
     if isinstance(config.task, MultiTaskConfig):
-        task = task.tasks[name]
+        task = task.tasks[name]  # type: ignore[attr-defined]
     with explain_missing_files(path), precision_scope(config.runtime):
         data = call_build_inputs(get_build_inputs(task, section), section, None)
         return build_one_pass(data, None)
