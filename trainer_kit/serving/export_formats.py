@@ -297,7 +297,7 @@ def _explain_conversion(name: str) -> Iterator[None]:
     except Exception as error:
         text = str(error)
         operations = sorted(set(re.findall(r"'tf\.(\w+)' op", text)))
-        reason = next(filter(str.strip, text.splitlines()), type(error).__name__)
+        reason = " ".join(text.split()) or type(error).__name__
         if "TensorListReserve" in operations:
             reason = "a recurrent layer has a loop; build it with unroll=True"
         elif "'untracked' resource" in text:

@@ -88,7 +88,8 @@ def build_inference_function(
       applies_preprocess: Whether `preprocess` comes first.
 
     Raises:
-      UsageError: When an input is no dense tensor with a batch dimension.
+      UsageError: When an input is no dense tensor with a batch dimension, or the inference does not
+        take the inputs.
     """
     # A functional model has names for its inputs.
     names = [tensor.name.partition(":")[0] for tensor in getattr(model, "inputs", None) or ()]
@@ -125,7 +126,11 @@ def build_inference_function(
         output_names = name_tensors(outputs, "outputs")
         return dict(zip(output_names, tf.nest.flatten(outputs), strict=True))
 
-    outputs = infer.get_concrete_function().structured_outputs
+    try:
+        outputs = infer.get_concrete_function().structured_outputs
+    except ValueError as error:
+        name = type(model if task is None else task).__name__
+        raise UsageError(f"{name} does not take {features_spec} as input: {error}") from error
     output_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs)
     return InferenceFunction(task, model, features_spec, input_specs, output_specs, infer)
 

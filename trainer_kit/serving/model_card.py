@@ -18,6 +18,7 @@ from trainer_kit.serving.export_formats import FORMATS
 from trainer_kit.serving.inference_function import InferenceFunction
 from trainer_kit.serving.model_loading import LoadedRun
 from trainer_kit.serving.parity import Parity
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 RECORD = "export.json"
 
@@ -108,7 +109,7 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> str:
     metrics: dict[str, float] = {}
     for record in active_records(read_records(run.folder / "evals" / "validation.jsonl")):
         if record["step"] == run.step:
-            metrics.update(record["metrics"])
+            metrics.update(flatten_scalars(record["metrics"]))
     rows = [(name, f"{value:.6g}") for name, value in metrics.items()]
     if rows:
         paragraphs.append(_format_table(("metric at this step", "value"), rows))

@@ -98,6 +98,9 @@ def open_run(
     """Builds the task and the model of a run, and loads the weights. See `load_model`."""
     folder = resolve_run_dir(run_dir)
     config = read_run_config(folder, import_modules)
+    trainer_class = get_trainer_class(config)
+    if advice := getattr(trainer_class, "loading_advice", ""):
+        raise UsageError(f"{folder}: {advice}")
 
     def find_checkpoint() -> str:
         return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
@@ -107,7 +110,6 @@ def open_run(
     with precision_scope(config.runtime):
         task_class = lookup_task_class(config.task)
         task = task_class(config.task, logging_dir=os.fspath(folder))
-        trainer_class = get_trainer_class(config)
         trainer = trainer_class.create(config, task, False, True)
 
     prefix, _ = _load_with_retry(find_checkpoint, trainer.state.restore_weights)

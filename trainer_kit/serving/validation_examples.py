@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import explain_missing_files
 from trainer_kit.inputs.registered_datasets import get_build_inputs
@@ -45,6 +46,9 @@ def build_validation_dataset(config: ExperimentConfig, task: TaskLike) -> tf.dat
     # A prediction has all rows.
     if getattr(section, "drop_remainder", False):
         section = section.replace(drop_remainder=False)
+    # Each of several tasks reads its own data.
+    if isinstance(config.task, MultiTaskConfig):
+        task = task.tasks[name]  # type: ignore[attr-defined]
     with explain_missing_files(path), precision_scope(config.runtime):
         data = call_build_inputs(get_build_inputs(task, section), section, None)
         return build_one_pass(data, None)

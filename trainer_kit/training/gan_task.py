@@ -242,6 +242,10 @@ class GanTask(Task):
             process_metrics(metrics, real, fake)
         return self._logs(*losses)
 
+    def serving_examples(self) -> tf.Tensor:
+        """Returns latents, so that exports contain the generator. Called eagerly, on the host."""
+        return tf.random.stateless_normal([64, self.task_config.latent_size], seed=[0, 0])
+
     @tf.autograph.experimental.do_not_convert
     def _step_in_turns(
         self, real: tf.Tensor, model: Gan, generator: Optimizer, discriminator: Optimizer

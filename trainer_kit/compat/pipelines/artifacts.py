@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import keras
 import pandas as pd
 
 from trainer_kit import files
@@ -19,7 +20,6 @@ from trainer_kit.errors import StorageError
 from trainer_kit.runtime.keras_internals import is_keras_2_model
 
 if TYPE_CHECKING:
-    import keras
     import tensorflow as tf
 
 
@@ -66,6 +66,13 @@ def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
         if is_keras_2_model(model):
             model.save(temporary_path, save_format="tf")
         else:
+            inputs = getattr(model, "input", None)
+            # A Sequential has no structure of inputs.
+            if isinstance(model, keras.Sequential):
+                inputs = model.inputs[0]
+            # Layers of augmentation draw random numbers unless they are told not to.
+            if inputs is not None:
+                model = keras.Model(inputs, model(inputs, training=False))
             model.export(temporary_path, verbose=False)
 
         files.flush_tree(temporary_path)

@@ -19,6 +19,10 @@ class ProgramTrainer(Trainer):
 
     # A ModelSaver ends a loop, so that the checkpoint is of its step.
     ends_loops_early = True
+    loading_advice = (
+        "a program of Tensorpack names its outputs itself; use OfflinePredictor(config) or"
+        " ModelExporter(config).export_serving, with PredictConfig(session_init=SmartInit(FOLDER))"
+    )
 
     @classmethod
     def create(

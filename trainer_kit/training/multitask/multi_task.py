@@ -190,6 +190,19 @@ class MultiTask(Task):
             sampler = TaskSampler(config.task_sampler, weights, config.sampling_seed)
         return combine_task_data(data, sampler, input_context)
 
+    @tf.autograph.experimental.do_not_convert
+    def inference_step(self, inputs: Any, model: Model) -> dict[str, Any]:
+        """Returns the outputs of each task by its name. Runs in graph, on a replica.
+
+        Args:
+          inputs: Features that all tasks take.
+          model: The model of build_model.
+        """
+        return {
+            name: apply_autograph(task.inference_step)(inputs, model_of_task(model, name))
+            for name, task in self.tasks.items()
+        }
+
     def _states(self) -> dict[str, Any]:
         states = {}
         for name, task in self.tasks.items():

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
+import tensorflow as tf
 
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
 from trainer_kit.errors import StorageError
@@ -81,3 +83,17 @@ def test_an_export_to_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
     message = "saved_model cannot be written: No space left on device"
     with pytest.raises(StorageError, match=message):
         export_saved_model(model, str(tmp_path / "saved_model"))
+
+
+@pytest.mark.parametrize("is_sequential", [False, True])
+def test_a_saved_model_augments_nothing(tmp_path: Path, is_sequential: bool) -> None:
+    augmentation = [keras.layers.RandomFlip(seed=1), keras.layers.RandomContrast(0.5, seed=2)]
+    model = keras.Sequential([keras.Input((4, 4, 1)), *augmentation])
+    if not is_sequential:
+        model = keras.Model(model.inputs[0], model.outputs[0])
+    images = np.random.RandomState(0).rand(3, 4, 4, 1).astype("float32")
+
+    export_saved_model(model, str(tmp_path / "saved_model"))
+
+    outputs = tf.saved_model.load(str(tmp_path / "saved_model")).serve(images)
+    np.testing.assert_array_equal(outputs, images)

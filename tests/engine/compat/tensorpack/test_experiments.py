@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import trainer_kit
 from tests.fork_server import ForkServer
+from trainer_kit.errors import UsageError
 from trainer_kit.train import main
 
 PROGRAM = Path(__file__).parent / "programs" / "convnet.py"
@@ -40,6 +42,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def use_run(folder: str) -> None:
+    """Loads, exports and predicts a run, and prints how each is refused."""
+    for use in (trainer_kit.load_model, trainer_kit.export, trainer_kit.predict):
+        try:
+            use(folder, import_modules=str(PROGRAM))
+        except UsageError as error:
+            print(error)
+
+
 def read_records(folder: Path, name: str) -> dict[int, dict[str, Any]]:
     """Returns the metrics of the evaluations, by step."""
     lines = (folder / "evals" / f"{name}.jsonl").read_text().splitlines()
@@ -67,3 +78,11 @@ def test_a_sidecar_evaluates_as_the_training_does(folder: Path) -> None:
     assert 20 in sidecar.keys() & training.keys()
     for step in sidecar.keys() & training.keys():
         assert sidecar[step] == pytest.approx(training[step], rel=1e-6)
+
+
+def test_a_run_is_used_by_the_names_of_its_tensors(folder: Path) -> None:
+    with ForkServer(["trainer_kit.compat.tensorpack"]) as server:
+        ended = server.run(use_run, str(folder))
+
+    assert ended.code == 0, ended.text
+    assert ended.text.count("use OfflinePredictor(config) or ModelExporter(config).export_") == 3
