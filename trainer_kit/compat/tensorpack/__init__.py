@@ -7,16 +7,26 @@ program stays. See docs/guides/from_tensorpack.md.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 
 from trainer_kit.compat.tensorpack.installed_package import (
     export_names,
     extend_path,
+    hide_packages,
     keep_logger_folders,
     original_name,
     restore_old_names,
 )
+
+# The imports make half a million objects that stay.
+_collects_garbage = gc.isenabled()
+gc.disable()
+
+# Keras imports them where they are installed, and only its plots and its wrappers need them.
+with hide_packages("matplotlib", "sklearn"):
+    importlib.import_module("tensorflow")
 
 __path__ = extend_path(__path__)
 __version__ = "0.11"
@@ -40,3 +50,7 @@ __all__ += ["tfv1"]
 # `from tensorpack import *` brings the modules too.
 __all__ += ["callbacks", "compat", "dataflow", "graph_builder", "input_source"]
 __all__ += ["models", "predict", "tfutils", "train", "utils"]
+
+gc.freeze()
+if _collects_garbage:
+    gc.enable()

@@ -43,7 +43,6 @@ _USES_OLD_NUMPY = (
     "dataflow.format",
     "dataflow.image",
     "dataflow.serialize",
-    "utils.viz",
 )
 
 # Modules that take names of TensorFlow 1 from `import tensorflow as tf`.
@@ -125,6 +124,29 @@ def original_name(door: types.ModuleType) -> Iterator[None]:
         sys.modules.update(others)
 
 
+@contextlib.contextmanager
+def hide_packages(*names: str) -> Iterator[None]:
+    """Lets imports in this context take packages for missing that nothing has imported yet."""
+    hidden: dict[str, Any] = {name: None for name in names if name not in sys.modules}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def _import_at_first_use(package: str, name: str) -> Any:
+    """Returns a module that is loaded with its first attribute. One can be set before."""
+    spec: Any = importlib.util.find_spec(f"{package}.{name}")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    setattr(sys.modules[package], name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
 def restore_old_names() -> None:
     """Gives the modules that need them the names that NumPy 2 and TensorFlow 2 have removed."""
     old_numpy = types.ModuleType("numpy")
@@ -132,6 +154,8 @@ def restore_old_names() -> None:
     for name in _USES_OLD_NUMPY:
         module: Any = importlib.import_module(f"{DOOR}.{name}")
         module.np = old_numpy
+    # It imports matplotlib.
+    _import_at_first_use(f"{DOOR}.utils", "viz").np = old_numpy
     for name in _USES_OLD_TENSORFLOW:
         module = importlib.import_module(f"{DOOR}.{name}")
         module.tf = importlib.import_module(f"{DOOR}.tfv1")

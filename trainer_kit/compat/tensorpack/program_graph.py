@@ -174,6 +174,13 @@ class ProgramGraph:
     @contextlib.contextmanager
     def as_default(self) -> Iterator[tf.Graph]:
         """Makes the graph the default one, with its variables and its random operations."""
+        is_default = tf.compat.v1.get_default_graph() is self.graph and not tf.executing_eagerly()
+        if self._building.is_here and is_default:
+            # TensorFlow enters the graph again for each operation, which would take longer than to
+            # create the operation.
+            yield self.graph
+            return
+
         with (
             self._enter_graph() as graph,
             tf.variable_creator_scope(self._create_variable),
@@ -287,10 +294,14 @@ class ProgramGraph:
                 shape=keywords.get("shape") if keywords.get("validate_shape", True) else None,
             )
 
-    def initialize_variables(self) -> None:
-        """Gives variables their initial values that do not have them yet."""
+    def initialize_variables(self) -> list[tf.Operation]:
+        """Gives variables their initial values that do not have them yet.
+
+        Returns:
+          The initializers that have run.
+        """
         if not self._uninitialized:
-            return
+            return []
         with self._lock:
             together = []
             in_order = []
@@ -307,6 +318,7 @@ class ProgramGraph:
             for initializer in in_order:
                 self.cut([], [initializer])([], 0)
             self._uninitialized = []
+        return [*together, *in_order]
 
     def get_element(self, name: Any) -> Any:
         """Returns the tensor or operation of a name, or of a variable.
@@ -357,7 +369,11 @@ class ProgramGraph:
         Raises:
           UsageError: When a placeholder has no value.
         """
-        self.initialize_variables()
+        initializers = set(self.initialize_variables())
+        if all(_is_done(fetch, initializers) for fetch in fetches):
+            # A program that initializes its variables at its start would do it a second time.
+            return [None] * len(fetches)
+
         values = dict(feed_dict)
         function = self.cut(list(values), fetches)
         if function.unfed_placeholders:
@@ -421,6 +437,12 @@ class CutFunction:
     def call_in_graph(self, values: Sequence[tf.Tensor], seed: tf.Tensor) -> None:
         """Calls the function from another function that is being traced."""
         self._function(*values, seed)
+
+
+def _is_done(fetch: Any, finished: Collection[tf.Operation]) -> bool:
+    """Whether a fetch only groups operations that have just run."""
+    is_group = isinstance(fetch, tf.Operation) and fetch.type == "NoOp"
+    return is_group and all(operation in finished for operation in fetch.control_inputs)
 
 
 def _find_placeholders(
