@@ -7,11 +7,11 @@ program stays. See docs/guides/from_tensorpack.md.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 
 from trainer_kit.compat.tensorpack.installed_package import (
+    collect_no_garbage,
     export_names,
     extend_path,
     hide_packages,
@@ -20,28 +20,25 @@ from trainer_kit.compat.tensorpack.installed_package import (
     restore_old_names,
 )
 
-# The imports make half a million objects that stay.
-_collects_garbage = gc.isenabled()
-gc.disable()
-
-# Keras imports them where they are installed, and only its plots and its wrappers need them.
-with hide_packages("matplotlib", "sklearn"):
-    importlib.import_module("tensorflow")
-
 __path__ = extend_path(__path__)
 __version__ = "0.11"
 __git_version__ = "trainer_kit"
 
-with original_name(sys.modules[__name__]):
-    __all__ = export_names(
-        globals(),
-        [
-            *("utils", "dataflow", "models", "callbacks", "tfutils"),
-            *("train", "input_source", "predict", "experiments"),
-        ],
-    )
-    restore_old_names()
-    keep_logger_folders()
+with collect_no_garbage():
+    # Keras imports them where they are installed, and only its plots and its wrappers need them.
+    with hide_packages("matplotlib", "sklearn"):
+        importlib.import_module("tensorflow")
+
+    with original_name(sys.modules[__name__]):
+        __all__ = export_names(
+            globals(),
+            [
+                *("utils", "dataflow", "models", "callbacks", "tfutils"),
+                *("train", "input_source", "predict", "experiments"),
+            ],
+        )
+        restore_old_names()
+        keep_logger_folders()
 
 # By name, since these modules import names of this package.
 tfv1 = importlib.import_module(f"{__name__}.tfv1")
@@ -50,7 +47,3 @@ __all__ += ["tfv1"]
 # `from tensorpack import *` brings the modules too.
 __all__ += ["callbacks", "compat", "dataflow", "graph_builder", "input_source"]
 __all__ += ["models", "predict", "tfutils", "train", "utils"]
-
-gc.freeze()
-if _collects_garbage:
-    gc.enable()
