@@ -155,17 +155,6 @@ def hide_packages(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _import_at_first_use(package: str, name: str) -> Any:
-    """Returns a module that is loaded with its first attribute. One can be set before."""
-    spec: Any = importlib.util.find_spec(f"{package}.{name}")
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    setattr(sys.modules[package], name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
 def restore_old_names() -> None:
     """Gives the modules that need them the names that NumPy 2 and TensorFlow 2 have removed."""
     old_numpy = types.ModuleType("numpy")
@@ -173,8 +162,17 @@ def restore_old_names() -> None:
     for name in _USES_OLD_NUMPY:
         module: Any = importlib.import_module(f"{DOOR}.{name}")
         module.np = old_numpy
-    # It imports matplotlib.
-    _import_at_first_use(f"{DOOR}.utils", "viz").np = old_numpy
+
+    # It imports matplotlib, so it is loaded at its first use. What is set before remains.
+    spec: Any = importlib.util.find_spec(f"{DOOR}.utils.viz")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    viz: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = viz
+    spec.loader.exec_module(viz)
+    viz.np = old_numpy
+    utils: Any = importlib.import_module(f"{DOOR}.utils")
+    utils.viz = viz
+
     for name in _USES_OLD_TENSORFLOW:
         module = importlib.import_module(f"{DOOR}.{name}")
         module.tf = importlib.import_module(f"{DOOR}.tfv1")

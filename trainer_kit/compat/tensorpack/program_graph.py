@@ -370,8 +370,11 @@ class ProgramGraph:
           UsageError: When a placeholder has no value.
         """
         initializers = set(self.initialize_variables())
-        if all(_is_done(fetch, initializers) for fetch in fetches):
-            # A program that initializes its variables at its start would do it a second time.
+        are_groups = all(
+            isinstance(fetch, tf.Operation) and fetch.type == "NoOp" for fetch in fetches
+        )
+        if are_groups and all(initializers.issuperset(fetch.control_inputs) for fetch in fetches):
+            # A program that begins with its initializers would run them a second time.
             return [None] * len(fetches)
 
         values = dict(feed_dict)
@@ -437,12 +440,6 @@ class CutFunction:
     def call_in_graph(self, values: Sequence[tf.Tensor], seed: tf.Tensor) -> None:
         """Calls the function from another function that is being traced."""
         self._function(*values, seed)
-
-
-def _is_done(fetch: Any, finished: Collection[tf.Operation]) -> bool:
-    """Whether a fetch only groups operations that have just run."""
-    is_group = isinstance(fetch, tf.Operation) and fetch.type == "NoOp"
-    return is_group and all(operation in finished for operation in fetch.control_inputs)
 
 
 def _find_placeholders(
