@@ -370,10 +370,9 @@ class ProgramGraph:
           UsageError: When a placeholder has no value.
         """
         initializers = set(self.initialize_variables())
-        are_groups = all(
-            isinstance(fetch, tf.Operation) and fetch.type == "NoOp" for fetch in fetches
-        )
-        if are_groups and all(initializers.issuperset(fetch.control_inputs) for fetch in fetches):
+        groups = [fetch for fetch in fetches if getattr(fetch, "type", "") == "NoOp"]
+        rest = [operation for group in groups for operation in group.control_inputs]
+        if len(groups) == len(fetches) and initializers.issuperset(rest):
             # A program that begins with its initializers would run them a second time.
             return [None] * len(fetches)
 
