@@ -11,8 +11,10 @@ import importlib
 import sys
 
 from trainer_kit.compat.tensorpack.installed_package import (
+    collect_no_garbage,
     export_names,
     extend_path,
+    hide_packages,
     keep_logger_folders,
     original_name,
     restore_old_names,
@@ -22,16 +24,21 @@ __path__ = extend_path(__path__)
 __version__ = "0.11"
 __git_version__ = "trainer_kit"
 
-with original_name(sys.modules[__name__]):
-    __all__ = export_names(
-        globals(),
-        [
-            *("utils", "dataflow", "models", "callbacks", "tfutils"),
-            *("train", "input_source", "predict", "experiments"),
-        ],
-    )
-    restore_old_names()
-    keep_logger_folders()
+with collect_no_garbage():
+    # Keras imports them where they are installed, and only its plots and its wrappers need them.
+    with hide_packages("matplotlib", "sklearn"):
+        importlib.import_module("tensorflow")
+
+    with original_name(sys.modules[__name__]):
+        __all__ = export_names(
+            globals(),
+            [
+                *("utils", "dataflow", "models", "callbacks", "tfutils"),
+                *("train", "input_source", "predict", "experiments"),
+            ],
+        )
+        restore_old_names()
+        keep_logger_folders()
 
 # By name, since these modules import names of this package.
 tfv1 = importlib.import_module(f"{__name__}.tfv1")

@@ -11,8 +11,10 @@ The package itself is not imported. A program may import it, too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import os
@@ -43,7 +45,6 @@ _USES_OLD_NUMPY = (
     "dataflow.format",
     "dataflow.image",
     "dataflow.serialize",
-    "utils.viz",
 )
 
 # Modules that take names of TensorFlow 1 from `import tensorflow as tf`.
@@ -125,6 +126,37 @@ def original_name(door: types.ModuleType) -> Iterator[None]:
         sys.modules.update(others)
 
 
+@contextlib.contextmanager
+def collect_no_garbage() -> Iterator[None]:
+    """Lets imports in this context make half a million objects that stay.
+
+    To collect garbage among them takes as long as a fifth of the imports, and once more when a
+    graph is built.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        # The last collection writes out the files of users.
+        atexit.register(gc.unfreeze)
+        if is_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def hide_packages(*names: str) -> Iterator[None]:
+    """Lets imports in this context take packages for missing that nothing has imported yet."""
+    hidden: dict[str, Any] = {name: None for name in names if name not in sys.modules}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
 def restore_old_names() -> None:
     """Gives the modules that need them the names that NumPy 2 and TensorFlow 2 have removed."""
     old_numpy = types.ModuleType("numpy")
@@ -132,6 +164,17 @@ def restore_old_names() -> None:
     for name in _USES_OLD_NUMPY:
         module: Any = importlib.import_module(f"{DOOR}.{name}")
         module.np = old_numpy
+
+    # It imports matplotlib, so it is loaded at its first use. What is set before remains.
+    spec: Any = importlib.util.find_spec(f"{DOOR}.utils.viz")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    viz: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = viz
+    spec.loader.exec_module(viz)
+    viz.np = old_numpy
+    utils: Any = importlib.import_module(f"{DOOR}.utils")
+    utils.viz = viz
+
     for name in _USES_OLD_TENSORFLOW:
         module = importlib.import_module(f"{DOOR}.{name}")
         module.tf = importlib.import_module(f"{DOOR}.tfv1")

@@ -174,6 +174,13 @@ class ProgramGraph:
     @contextlib.contextmanager
     def as_default(self) -> Iterator[tf.Graph]:
         """Makes the graph the default one, with its variables and its random operations."""
+        is_default = tf.compat.v1.get_default_graph() is self.graph and not tf.executing_eagerly()
+        if self._building.is_here and is_default:
+            # TensorFlow enters the graph again for each operation, which would take longer than to
+            # create the operation.
+            yield self.graph
+            return
+
         with (
             self._enter_graph() as graph,
             tf.variable_creator_scope(self._create_variable),
@@ -284,10 +291,14 @@ class ProgramGraph:
         finally:
             self._seeds.variable_name = outer_name
 
-    def initialize_variables(self) -> None:
-        """Gives variables their initial values that do not have them yet."""
+    def initialize_variables(self) -> list[tf.Operation]:
+        """Gives variables their initial values that do not have them yet.
+
+        Returns:
+          The initializers that have run.
+        """
         if not self._uninitialized:
-            return
+            return []
         with self._lock:
             together = []
             in_order = []
@@ -304,6 +315,7 @@ class ProgramGraph:
             for initializer in in_order:
                 self.cut([], [initializer])([], 0)
             self._uninitialized = []
+        return [*together, *in_order]
 
     def get_element(self, name: Any) -> Any:
         """Returns the tensor or operation of a name, or of a variable.
@@ -354,7 +366,13 @@ class ProgramGraph:
         Raises:
           UsageError: When a placeholder has no value.
         """
-        self.initialize_variables()
+        initializers = set(self.initialize_variables())
+        groups = [fetch for fetch in fetches if getattr(fetch, "type", "") == "NoOp"]
+        rest = [operation for group in groups for operation in group.control_inputs]
+        if len(groups) == len(fetches) and initializers.issuperset(rest):
+            # A program that begins with its initializers would run them a second time.
+            return [None] * len(fetches)
+
         values = dict(feed_dict)
         function = self.cut(list(values), fetches)
         if function.unfed_placeholders:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,12 @@ from trainer_kit.compat.tensorpack.dataflow import AugmentImageCoordinates, Data
 from trainer_kit.compat.tensorpack.tfutils.summary import create_image_summary
 
 from trainer_kit.compat.tensorpack import tfutils, tfv1
-from trainer_kit.compat.tensorpack.installed_package import DOOR, find_original_folder
+from trainer_kit.compat.tensorpack.installed_package import (
+    DOOR,
+    collect_no_garbage,
+    find_original_folder,
+    hide_packages,
+)
 
 tf = tfv1
 
@@ -75,6 +82,39 @@ def test_star_import_brings_the_modules() -> None:
 
     for name in ("callbacks", "dataflow", "models", "tfutils", "train", "utils"):
         assert names[name] is importlib.import_module(f"{DOOR}.{name}")
+
+
+def test_hidden_packages_are_missing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+
+    with hide_packages("colorsys", "ast"):
+        with pytest.raises(ImportError):
+            importlib.import_module("colorsys")
+        imported_before = importlib.import_module("ast")
+
+    assert imported_before is ast
+    assert importlib.import_module("colorsys").__name__ == "colorsys"
+
+
+def test_garbage_is_collected_after_the_imports() -> None:
+    with collect_no_garbage():
+        is_enabled_inside = gc.isenabled()
+    freeze_count = gc.get_freeze_count()
+    gc.unfreeze()
+
+    assert not is_enabled_inside
+    assert gc.isenabled()
+    assert freeze_count > 1000
+
+
+def test_pictures_are_stacked_and_colored() -> None:
+    viz = importlib.import_module(f"{DOOR}.utils.viz")
+
+    stacked = viz.stack_patches([np.zeros([4, 4, 3], np.uint8)] * 2, 1, 2)
+    colored = viz.intensity_to_rgb(np.zeros([4, 4], np.float32))
+
+    assert stacked.shape == (4, 8, 3)
+    assert colored.shape == (4, 4, 3)
 
 
 @pytest.mark.parametrize("scope", ["name_scope", "variable_scope"])

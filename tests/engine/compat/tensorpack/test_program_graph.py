@@ -215,6 +215,29 @@ def test_an_initial_value_reads_another_variable() -> None:
     assert session.run(second) == pytest.approx(session.run(first).mean(), rel=1e-5)
 
 
+def test_a_run_of_the_initializers_is_the_only_one() -> None:
+    calls = []
+
+    def draw() -> np.ndarray:
+        calls.append("call")
+        return np.float32(3)
+
+    value = tf.numpy_function(draw, [], tf.float32)
+    value.set_shape([])
+    variable = tf.get_variable("drawn", initializer=value)
+    initialize = tf.global_variables_initializer()
+
+    with tf.Session() as session:
+        session.run(initialize)
+        first_count = len(calls)
+        variable.load(5.0)
+        session.run(initialize)
+
+    assert first_count == 1
+    assert len(calls) == 2
+    assert variable.eval() == 3
+
+
 def test_an_engine_variable_is_none_of_the_program() -> None:
     program = current_program_graph()
     may_leave = threading.Event()

@@ -25,7 +25,7 @@ from trainer_kit.compat.tensorpack.reported_scalars import (
     continue_statistics,
 )
 from trainer_kit.compat.tensorpack.session import HookedSession, Session
-from trainer_kit.compat.tensorpack.tfutils.common import get_global_step_value
+from trainer_kit.compat.tensorpack.tfutils.common import get_global_step_var
 from trainer_kit.compat.tensorpack.tfutils.model_utils import describe_trainable_vars
 from trainer_kit.compat.tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
 from trainer_kit.compat.tensorpack.tfutils.sessinit import JustCurrentSession
@@ -101,8 +101,8 @@ class TrainLoop:
         self._global_step += count
 
     def update_global_step(self) -> None:
-        """Reads the global step of the graph. Runs under a default session."""
-        self._global_step = get_global_step_value()
+        """Reads the global step of the graph. Runs on the host."""
+        self._global_step = int(get_global_step_var().eval())
 
     @property
     def epoch_num(self) -> int:
