@@ -340,11 +340,9 @@ def _export_weights(plan: RunPlan, progress: Progress) -> None:
             which = "best" if read_info(plan.directory.best_dir) else "latest"
             checkpoint = resolve_run_checkpoint(folder, which, options, resolve_weights_path)
             target = folder / "export" / str(parse_step(checkpoint))
-            if target.exists():
-                _LOG.info("%s exists already", target)
-                return
-            _LOG.info("exporting %s", checkpoint)
-            export(folder, target, options.export, which=which)
+            if not target.exists():
+                _LOG.info("exporting %s", checkpoint)
+                export(folder, target, options.export, which=which)
     except UsageError as error:
         raise UsageError(f"the run is complete, but trainer.export: {error}") from error
     finally:

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import keras
 import numpy as np
@@ -189,7 +188,10 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
         with tempfile.TemporaryDirectory() as folder:
             SavedModelFormat().write(inference, folder, examples)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
-            self.configure(converter, examples)
+            if not self.is_exact:
+                batches = tf.data.Dataset.from_tensor_slices(dict(examples)).batch(1)
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+                converter.representative_dataset = batches.as_numpy_iterator
             with _explain_conversion(self.name):
                 content = converter.convert()
         with open(path, "wb") as stream:
@@ -203,9 +205,6 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
             runner = interpreter.get_signature_runner(SIGNATURE)
             return [runner(**batch) for batch in batches]
 
-    def configure(self, converter: Any, examples: Arrays) -> None:
-        """Chooses what a converter does. Here it keeps the precision."""
-
 
 class LiteRTInt8Format(LiteRTFormat):
     """A LiteRT file that computes with int8. Its inputs and outputs keep their dtypes."""
@@ -213,16 +212,6 @@ class LiteRTInt8Format(LiteRTFormat):
     name = "litert_int8"
     file = "model_int8.tflite"
     is_exact = False
-
-    def configure(self, converter: Any, examples: Arrays) -> None:
-        """Chooses int8 for weights and activations. See LiteRTFormat."""
-
-        def read_examples() -> Iterator[dict[str, np.ndarray]]:
-            for index in range(len(next(iter(examples.values())))):
-                yield {name: array[index : index + 1] for name, array in examples.items()}
-
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.representative_dataset = read_examples
 
 
 class OnnxFormat(ExportFormat):

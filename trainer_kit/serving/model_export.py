@@ -91,13 +91,12 @@ def export(
     if isinstance(run_or_model, (str, os.PathLike)):
         run = open_run(run_or_model, which, import_modules, weights)
         model = run.model
-        target = Path(path or run.folder / _FOLDER / str(run.step))
+        path = path or run.folder / _FOLDER / str(run.step)
         if examples is None:
             examples = get_serving_examples(run.task)
-    elif path is None:
+    if path is None:
         raise UsageError("export: a model needs the path of the new folder")
-    else:
-        target = Path(path)
+    target = Path(path)
     if target.exists():
         raise UsageError(f"{target} exists already; remove it, or give another path")
 
@@ -112,10 +111,10 @@ def export(
     if not len(next(iter(arrays.values()))):
         raise UsageError("examples: the batch is empty; give one example at least")
 
-    dtype = run.config.runtime.mixed_precision_dtype if run else None
-    is_exact = not {"bfloat16", "float16"}.intersection(
-        [dtype, getattr(model, "compute_dtype", None)]
-    )
+    dtypes = {getattr(model, "compute_dtype", None)}
+    if run is not None:
+        dtypes.add(run.config.runtime.mixed_precision_dtype)
+    is_exact = dtypes.isdisjoint({"bfloat16", "float16"})
     results: dict[str, Parity] = {}
     refusals: list[str] = []
     with publish_folder(target) as folder:

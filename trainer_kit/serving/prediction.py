@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from rich.progress import track
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.classification_report import write_report
 from trainer_kit.serving.export_formats import Arrays
-from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.inference_function import InferenceFunction, to_array
 from trainer_kit.serving.model_loading import open_run
 from trainer_kit.serving.prediction_files import PredictionParts, check_output
 from trainer_kit.serving.prediction_inputs import (
@@ -111,9 +111,9 @@ def predict(
     parts = PredictionParts(path, identity)
     count = _write_parts(parts, infer, inputs, worker, workers, verbose)
     if worker == 0:
-        if not parts.has_all(count):
+        if workers > 1:
             print(f"waits for the parts of the other workers in {parts.folder}")
-        while not parts.has_all(count):
+        while not all(parts.has_part(number) for number in range(count)):
             time.sleep(_WAIT_SECONDS)
         if evaluate:
             write_report(parts.read(count), list(inference.output_specs), parts.output)
@@ -123,7 +123,7 @@ def predict(
 
 
 class ReplicatedInference:
-    """Computes the columns of a batch, on all replicas of a strategy.
+    """Computes the columns of a batch, of which each replica of a strategy computes a part.
 
     Args:
       inference: The inference.
@@ -134,46 +134,36 @@ class ReplicatedInference:
         self._inference = inference
         self._strategy = strategy
 
-        def infer(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-            return inference.function(*arguments)
+        def infer(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+            return inference.function(*tensors)
 
         @tf.function(autograph=False, reduce_retracing=True)
-        def run_replicas(arguments: list[Any]) -> Any:
-            return strategy.run(infer, args=arguments)
+        def run_replicas(tensors: list[Any]) -> Any:
+            return strategy.run(infer, args=tensors)
 
         self._run_replicas = run_replicas
 
     def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
         inputs, passed = select_inputs(batch, self._inference)
-        is_shared = self._strategy.num_replicas_in_sync > 1
-        outputs = self._share(inputs) if is_shared else self._inference(inputs)
-        if both := passed.keys() & outputs.keys():
-            raise UsageError(
-                f"input: the column {min(both)!r} has the name of an output; rename it"
-            )
-        return {**passed, **outputs}
-
-    def _share(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the outputs of a batch of which each replica computes a part."""
         rows = len(next(iter(inputs.values())))
         bounds = np.linspace(0, rows, self._strategy.num_replicas_in_sync + 1).astype(int)
 
-        def distribute(name: str) -> Any:
-            dtype = self._inference.input_specs[name].dtype
+        def select_part(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
+            number = context.replica_id_in_sync_group
+            part = slice(bounds[number], bounds[number + 1])
+            tensors = []
+            for name, spec in self._inference.input_specs.items():
+                tensors.append(tf.convert_to_tensor(inputs[name][part], spec.dtype))
+            return tensors
 
-            def select(context: tf.distribute.ValueContext) -> tf.Tensor:
-                number = context.replica_id_in_sync_group
-                return tf.constant(inputs[name][bounds[number] : bounds[number + 1]], dtype)
-
-            return self._strategy.experimental_distribute_values_from_function(select)
-
-        arguments = [distribute(name) for name in self._inference.input_specs]
-        outputs = self._run_replicas(arguments)
-        columns = {}
-        for name, values in outputs.items():
+        tensors = self._strategy.experimental_distribute_values_from_function(select_part)
+        columns = dict(passed)
+        for name, values in self._run_replicas(tensors).items():
+            if name in passed:
+                raise UsageError(f"input: the column {name!r} has the name of an output; rename it")
             parts = self._strategy.experimental_local_results(values)
-            columns[name] = np.concatenate([part.numpy() for part in parts])
+            columns[name] = np.concatenate([to_array(part) for part in parts])
         return columns
 
 
@@ -186,12 +176,11 @@ def _write_parts(
     verbose: bool,
 ) -> int:
     """Writes the parts of a worker that are missing, and returns the number of all parts."""
-    first = 0
-    while workers == 1 and parts.has_part(first):
-        first += 1
+    number = 0
+    while parts.has_part(number):
+        number += 1
 
-    batches = _show_progress(inputs, first * _PART_BATCHES, verbose)
-    number = first
+    batches = _show_progress(inputs, number * _PART_BATCHES, verbose)
     while True:
         is_missing = number % workers == worker and not parts.has_part(number)
         part_batches = itertools.islice(batches, _PART_BATCHES)

@@ -41,10 +41,6 @@ class PredictionParts:
         """Whether a part is there, which is whole then."""
         return self._get_path(number).exists()
 
-    def has_all(self, count: int) -> bool:
-        """Whether the first parts are there."""
-        return all(self.has_part(number) for number in range(count))
-
     def write(self, number: int, columns: Arrays) -> None:
         """Writes a part.
 

@@ -9,7 +9,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from trainer_kit.training.checks.batch_spec import select_features
 
 # The columns of a batch by name: arrays, and tensors where they come from a dataset.
 Batch = Mapping[str, Any]
-_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+# What Keras calls images, by their channels.
+_COLOR_MODES = {1: "grayscale", 3: "rgb", 4: "rgba"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ def open_inputs(
         return _open_validation_data(run, inference, data)
     if not isinstance(data, (str, os.PathLike)):
         arrays = _name_arrays(data, inference)
-        checksums = {name: zlib.crc32(array.tobytes()) for name, array in arrays.items()}
-        return _slice_arrays(arrays, checksums, batch_size)
+        return _slice_arrays(arrays, batch_size)
 
     path = Path(data)
     if path.is_dir():
@@ -71,8 +71,8 @@ def open_inputs(
         raise UsageError(f"input: there is no file {path}; {suggest_paths(path, names, 'files')}")
     if path.suffix == ".npz":
         with _explain_read_errors(path), np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-        return _slice_arrays(arrays, _describe_files([path]), batch_size)
+            arrays = dict(file)
+        return _slice_arrays(arrays, batch_size)
     if path.suffix in (".csv", ".parquet"):
         return _open_table(path, batch_size)
     raise UsageError(
@@ -172,9 +172,7 @@ def _name_arrays(data: Any, inference: InferenceFunction) -> dict[str, np.ndarra
     return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
 
 
-def _slice_arrays(
-    arrays: Mapping[str, np.ndarray], identity: Any, batch_size: int
-) -> PredictionInputs:
+def _slice_arrays(arrays: Mapping[str, np.ndarray], batch_size: int) -> PredictionInputs:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise UsageError(f"data: the arrays have different lengths: {lengths}")
@@ -184,25 +182,33 @@ def _slice_arrays(
         for begin in range(skipped * batch_size, count, batch_size):
             yield {name: array[begin : begin + batch_size] for name, array in arrays.items()}
 
-    return PredictionInputs(identity, read_batches, math.ceil(count / batch_size))
+    return PredictionInputs(
+        identity={name: zlib.crc32(array.tobytes()) for name, array in arrays.items()},
+        read_batches=read_batches,
+        batch_count=math.ceil(count / batch_size),
+    )
 
 
 def _open_table(path: Path, batch_size: int) -> PredictionInputs:
     """Returns the batches of a CSV or Parquet file. It is read in pieces."""
     import pandas
 
-    def read_frames() -> Iterator[pandas.DataFrame]:
-        if path.suffix == ".csv":
-            # A passed column may have numbers in one piece and texts in another.
-            yield from pandas.read_csv(path, dtype=str, keep_default_na=False, chunksize=batch_size)
-            return
-        parquet = import_runtime("pyarrow.parquet", "parquet")
-        for piece in parquet.ParquetFile(path).iter_batches(batch_size):
-            yield piece.to_pandas(ignore_metadata=True)
-
     def read_batches(skipped: int) -> Iterator[Batch]:
         with _explain_read_errors(path):
-            for frame in itertools.islice(read_frames(), skipped, None):
+            frames: Iterable[pandas.DataFrame]
+            if path.suffix == ".csv":
+                # A passed column may have numbers in one piece and texts in another.
+                frames = pandas.read_csv(
+                    path,
+                    dtype=str,
+                    keep_default_na=False,
+                    chunksize=batch_size,
+                )
+            else:
+                parquet = import_runtime("pyarrow.parquet", "parquet")
+                pieces = parquet.ParquetFile(path).iter_batches(batch_size)
+                frames = (piece.to_pandas(ignore_metadata=True) for piece in pieces)
+            for frame in itertools.islice(frames, skipped, None):
                 yield {name: frame[name].to_numpy(object) for name in frame}
 
     return PredictionInputs(_describe_files([path]), read_batches)
@@ -210,35 +216,40 @@ def _open_table(path: Path, batch_size: int) -> PredictionInputs:
 
 def _open_images(folder: Path, inference: InferenceFunction, batch_size: int) -> PredictionInputs:
     """Returns the images of a folder, resized to the shape of the input, with their paths."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in _IMAGES]
-    if not paths:
-        raise UsageError(f"input: {folder} has no image ({', '.join(_IMAGES)})")
-    name, spec = next(iter(inference.input_specs.items()))
-    if len(inference.input_specs) > 1 or spec.shape.rank != 4 or None in spec.shape[1:]:
+    specs = list(inference.input_specs.values())
+    *size, channels = specs[0].shape[1:]
+    is_image = len(specs) == 1 and len(size) == 2 and None not in size
+    if not is_image or channels not in _COLOR_MODES:
         raise UsageError(
             f"input: {folder} is a folder of images, and the model takes"
-            f" {', '.join(map(str, inference.input_specs.values()))}; give a file of arrays"
+            f" {', '.join(map(str, specs))}; give a file of arrays"
         )
-    height, width, channels = spec.shape[1:]
 
-    def read_image(path: tf.Tensor, file: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        content = tf.io.read_file(path)
-        image = tf.io.decode_image(content, channels=channels, expand_animations=False)
-        resized = tf.image.resize(image, [height, width])
-        return tf.cast(resized, spec.dtype), file
+    with _explain_read_errors(folder):
+        dataset = keras.utils.image_dataset_from_directory(
+            folder,
+            labels=None,
+            color_mode=_COLOR_MODES[channels],
+            batch_size=batch_size,
+            image_size=size,
+            shuffle=False,
+            verbose=False,
+        )
+    paths = [Path(path) for path in dataset.file_paths]
+    names = tf.data.Dataset.from_tensor_slices([os.path.relpath(path, folder) for path in paths])
+    batches = tf.data.Dataset.zip((dataset, names.batch(batch_size)))
 
     def read_batches(skipped: int) -> Iterator[Batch]:
-        first = skipped * batch_size
-        remaining = [os.fspath(path) for path in paths[first:]]
-        names = np.array([os.path.relpath(path, folder) for path in remaining])
-        dataset = tf.data.Dataset.from_tensor_slices((remaining, names))
-        images = dataset.map(read_image, tf.data.AUTOTUNE).batch(batch_size)
         with _explain_read_errors(folder):
-            for batch, batch_names in images:
-                yield {name: batch, "file": to_array(batch_names)}
+            for images, files in batches.skip(skipped):
+                pixels = tf.cast(images, specs[0].dtype)
+                yield {specs[0].name: pixels, "file": to_array(files)}
 
-    batch_count = math.ceil(len(paths) / batch_size)
-    return PredictionInputs(_describe_files(paths), read_batches, batch_count)
+    return PredictionInputs(
+        identity=_describe_files(paths),
+        read_batches=read_batches,
+        batch_count=math.ceil(len(paths) / batch_size),
+    )
 
 
 @contextlib.contextmanager
