@@ -59,6 +59,5 @@ def run(arguments: argparse.Namespace) -> int:
         worker=arguments.worker,
         workers=arguments.workers,
         evaluate=arguments.evaluate,
-        verbose=True,
     )
     return ExitCode.DONE

@@ -15,8 +15,7 @@ from typing import Any, Literal
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import is_process_alive
-from trainer_kit.serving.export_formats import Arrays, ExportFormat, get_formats
-from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.export_formats import get_formats
 from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
@@ -108,13 +107,14 @@ def export(
     elif examples is None:
         examples = draw_examples(inference.features_spec, _EXAMPLES)
     arrays = inference.flatten_features(examples)
-    if not len(next(iter(arrays.values()))):
+    count = len(next(iter(arrays.values())))
+    if count == 0:
         raise UsageError("examples: the batch is empty; give one example at least")
 
     dtypes = {getattr(model, "compute_dtype", None)}
     if run is not None:
         dtypes.add(run.config.runtime.mixed_precision_dtype)
-    is_exact = dtypes.isdisjoint({"bfloat16", "float16"})
+    has_low_precision = not dtypes.isdisjoint({"bfloat16", "float16"})
     results: dict[str, Parity] = {}
     refusals: list[str] = []
     with publish_folder(target) as folder:
@@ -125,9 +125,21 @@ def export(
                         f"{export_format.name}: it takes its ranges from examples; give"
                         f" examples={_EXAMPLES} examples in one batch"
                     )
-                parity = _write_format(
-                    export_format, inference, arrays, is_exact, tolerance, folder
-                )
+                end = sum(_BATCH_SIZES)
+                bound = TOLERANCE if tolerance is None else tolerance
+                if has_low_precision or not export_format.is_exact:
+                    end = _EXAMPLES
+                    bound = tolerance
+                batches = []
+                # There may be only one example.
+                for part in (slice(_BATCH_SIZES[0]), slice(_BATCH_SIZES[0], end))[:count]:
+                    batches.append({name: array[part] for name, array in arrays.items()})
+                with tempfile.TemporaryDirectory(dir=folder) as trial:
+                    path = os.path.join(trial, export_format.file)
+                    export_format.write(inference, path, arrays)
+                    parity = check_parity(export_format, path, inference, batches, bound)
+                    for name in os.listdir(trial):
+                        os.rename(os.path.join(trial, name), os.path.join(folder, name))
                 results[export_format.name] = replace(parity, is_random=is_random)
             except UsageError as error:
                 refusals.append(str(error))
@@ -142,36 +154,6 @@ def export(
         raise UsageError(f"{'; '.join(refusals)}; {target} has the other formats: {published}")
     print(f"exported to {target}")
     return Export(str(target), run.step if run else None, results)
-
-
-def _write_format(
-    export_format: ExportFormat,
-    inference: InferenceFunction,
-    examples: Arrays,
-    is_exact: bool,
-    tolerance: float | None,
-    folder: str,
-) -> Parity:
-    """Writes a format into a folder, if it equals the live model."""
-    end = sum(_BATCH_SIZES)
-    if not (is_exact and export_format.is_exact):
-        end = _EXAMPLES
-    elif tolerance is None:
-        tolerance = TOLERANCE
-    batches = []
-    for part in (slice(_BATCH_SIZES[0]), slice(_BATCH_SIZES[0], end)):
-        batch = {name: array[part] for name, array in examples.items()}
-        # There may be only one example.
-        if len(next(iter(batch.values()))):
-            batches.append(batch)
-
-    with tempfile.TemporaryDirectory(dir=folder) as trial:
-        path = os.path.join(trial, export_format.file)
-        export_format.write(inference, path, examples)
-        parity = check_parity(export_format, path, inference, batches, tolerance)
-        for name in os.listdir(trial):
-            os.rename(os.path.join(trial, name), os.path.join(folder, name))
-    return parity
 
 
 @contextlib.contextmanager

@@ -47,13 +47,12 @@ def predict(
     worker: int = 0,
     workers: int = 1,
     evaluate: bool = False,
-    verbose: bool = False,
 ) -> dict[str, np.ndarray] | str:
     """Computes the outputs of a model for all rows of some data, in the order of the data.
 
     The outputs are those of `export`. Rows are written as numbered parts, which become one file at
     the end, so a prediction that was killed continues with the part that is missing. Columns of the
-    data that are no inputs are passed through. Runs eagerly, on the host.
+    data that are no inputs are passed through. A bar shows the progress. Runs eagerly, on the host.
 
     Args:
       run_or_model: The folder of a run, or a built Keras 3 model, tf_keras model or tf.Module.
@@ -67,7 +66,6 @@ def predict(
       worker, workers: The number of this worker and of all workers. They share the parts in the
         folder of `output`, and worker 0 writes the file.
       evaluate: Whether to write the results of a classifier beside `output`, too.
-      verbose: Whether to show a progress bar.
 
     Returns:
       The outputs and the passed columns by name, or the path of the file.
@@ -101,7 +99,7 @@ def predict(
     inputs = open_inputs(data, run, inference, batch_size)
     infer = ReplicatedInference(inference, strategy)
     if output is None:
-        return _join([infer(batch) for batch in _show_progress(inputs, 0, verbose)])
+        return _join([infer(batch) for batch in _show_progress(inputs, 0)])
 
     path = os.fspath(output)
     weights_checksum = 0
@@ -109,7 +107,22 @@ def predict(
         weights_checksum = zlib.crc32(np.asarray(variable).tobytes(), weights_checksum)
     identity = {"weights": weights_checksum, "data": inputs.identity, "batch_size": batch_size}
     parts = PredictionParts(path, identity)
-    count = _write_parts(parts, infer, inputs, worker, workers, verbose)
+    count = 0
+    while parts.has_part(count):
+        count += 1
+
+    # This worker computes its missing parts, and passes over the others.
+    batches = _show_progress(inputs, count * _PART_BATCHES)
+    while True:
+        is_missing = count % workers == worker and not parts.has_part(count)
+        part_batches = itertools.islice(batches, _PART_BATCHES)
+        pieces = [infer(batch) if is_missing else {} for batch in part_batches]
+        if not pieces and count > 0:
+            break
+        if is_missing:
+            parts.write(count, _join(pieces))
+        count += 1
+
     if worker == 0:
         if workers > 1:
             print(f"waits for the parts of the other workers in {parts.folder}")
@@ -167,36 +180,11 @@ class ReplicatedInference:
         return columns
 
 
-def _write_parts(
-    parts: PredictionParts,
-    infer: ReplicatedInference,
-    inputs: PredictionInputs,
-    worker: int,
-    workers: int,
-    verbose: bool,
-) -> int:
-    """Writes the parts of a worker that are missing, and returns the number of all parts."""
-    number = 0
-    while parts.has_part(number):
-        number += 1
-
-    batches = _show_progress(inputs, number * _PART_BATCHES, verbose)
-    while True:
-        is_missing = number % workers == worker and not parts.has_part(number)
-        part_batches = itertools.islice(batches, _PART_BATCHES)
-        pieces = [infer(batch) if is_missing else {} for batch in part_batches]
-        if not pieces and number > 0:
-            return number
-        if is_missing:
-            parts.write(number, _join(pieces))
-        number += 1
-
-
-def _show_progress(inputs: PredictionInputs, skipped: int, verbose: bool) -> Iterator[Batch]:
+def _show_progress(inputs: PredictionInputs, skipped: int) -> Iterator[Batch]:
     """Yields the batches after the skipped ones, with a bar on the terminal."""
     total = None if inputs.batch_count is None else inputs.batch_count - skipped
     batches = inputs.read_batches(skipped)
-    return iter(track(batches, "predict", total, disable=not verbose))
+    return iter(track(batches, "predict", total))
 
 
 def _join(pieces: Sequence[Arrays]) -> dict[str, np.ndarray]:

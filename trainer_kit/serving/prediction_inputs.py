@@ -150,7 +150,7 @@ def _open_validation_data(
                 columns["label"] = to_array(label)
             yield columns
 
-    identity = [section.as_dict() if hasattr(section, "as_dict") else repr(section)]
+    identity: list[Any] = [repr(section)]
     if pattern is not None:
         paths = glob.glob(os.fspath(pattern))
         identity += _describe_files([Path(path) for path in paths])
