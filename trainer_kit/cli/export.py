@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     export(
         arguments.model_dir,
         arguments.output,
-        arguments.format.split(","),
+        arguments.format,
         which=arguments.checkpoint,
         import_modules=arguments.import_module != ["none"] and arguments.import_module,
         weights=arguments.weights,

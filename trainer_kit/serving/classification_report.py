@@ -46,9 +46,7 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
         label, scores = read_scores(columns, output_names)
         if row_count == 0:
             # The first part decides: all logits of a smaller one may happen to be in 0..1.
-            sums = scores.sum(axis=1)
-            is_normalized = scores.shape[1] == 1 or not np.any(np.abs(sums - 1) > 0.01)
-            are_probabilities = is_normalized and not np.any((scores < 0) | (scores > 1))
+            are_probabilities = not np.any((scores < 0) | (scores > 1))
         if scores.shape[1] == 1:
             # The number is for class 1 of two.
             others = 1 - scores if are_probabilities else np.zeros_like(scores)

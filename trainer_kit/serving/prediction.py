@@ -22,7 +22,7 @@ from trainer_kit.serving.prediction_files import PredictionParts, check_output
 from trainer_kit.serving.prediction_inputs import (
     Batch,
     PredictionInputs,
-    is_tfrecord,
+    is_read_by_task,
     open_inputs,
     select_inputs,
 )
@@ -92,9 +92,7 @@ def predict(
             inference = open_inference(run_or_model, None, arrays)
         else:
             run = open_run(run_or_model, which, import_modules, weights)
-            # The validation data is read as the task reads it.
-            is_processed = data is None or is_tfrecord(data)
-            examples = None if is_processed else get_serving_examples(run.task)
+            examples = None if is_read_by_task(data) else get_serving_examples(run.task)
             inference = open_inference(run.model, run, examples)
     inputs = open_inputs(data, run, inference, batch_size)
     infer = ReplicatedInference(inference, strategy)

@@ -55,12 +55,13 @@ def open_inputs(
     Raises:
       UsageError: When the data does not exist.
     """
-    if data is None or is_tfrecord(data):
+    if is_read_by_task(data):
         if run is None:
             raise UsageError("predict: a model needs data; give arrays, or the path of a file")
         return _open_validation_data(run, inference, data)
     if not isinstance(data, (str, os.PathLike)):
-        arrays = _name_arrays(data, inference)
+        is_named = isinstance(data, Mapping)
+        arrays = data if is_named else inference.name_features(data)
         return _slice_arrays(arrays, batch_size)
 
     path = Path(data)
@@ -118,9 +119,10 @@ def select_inputs(
     return inputs, passed
 
 
-def is_tfrecord(data: Any) -> bool:
-    """Whether data is the path or the pattern of TFRecord files, which the task of a run reads."""
-    return isinstance(data, (str, os.PathLike)) and "tfrecord" in Path(data).name
+def is_read_by_task(data: Any) -> bool:
+    """Whether data is a run's validation data, None, or the path or pattern of TFRecord files."""
+    is_path = isinstance(data, (str, os.PathLike))
+    return data is None or (is_path and "tfrecord" in Path(data).name)
 
 
 def _open_validation_data(
@@ -143,8 +145,8 @@ def _open_validation_data(
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for batch in dataset.skip(skipped).prefetch(tf.data.AUTOTUNE):
-            features = tf.nest.flatten(select_features(batch, run.model))
-            columns = dict(zip(inference.input_specs, features, strict=True))
+            features = select_features(batch, run.model)
+            columns = inference.name_features(features)
             label: Any = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
             if tf.is_tensor(label) and label.shape.rank == 1:
                 columns["label"] = to_array(label)
@@ -159,24 +161,12 @@ def _open_validation_data(
     return PredictionInputs(identity, read_batches, batch_count)
 
 
-def _name_arrays(data: Any, inference: InferenceFunction) -> dict[str, np.ndarray]:
-    """Returns arrays in the structure of the features, or a dict with further columns, by name."""
-    if isinstance(data, Mapping):
-        return {name: np.asarray(value) for name, value in data.items()}
-    parts = keras.tree.flatten(data) if isinstance(data, (list, tuple)) else [data]
-    names = list(inference.input_specs)
-    if len(parts) != len(names):
-        raise UsageError(
-            f"data: {len(parts)} arrays were given, and the inputs are {', '.join(names)}"
-        )
-    return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
-
-
-def _slice_arrays(arrays: Mapping[str, np.ndarray], batch_size: int) -> PredictionInputs:
+def _slice_arrays(columns: Mapping[str, Any], batch_size: int) -> PredictionInputs:
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise UsageError(f"data: the arrays have different lengths: {lengths}")
-    count = next(iter(lengths.values()))
+    count = max(lengths.values())
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for begin in range(skipped * batch_size, count, batch_size):
@@ -277,12 +267,11 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
         return column
     if column.dtype == object:
         try:
-            if all(isinstance(value, str) for value in column):
-                column = np.array([value.encode() for value in column])
-            else:
-                column = np.stack([np.asarray(value) for value in column])
+            column = np.array(column.tolist())
         except ValueError as error:
             raise UsageError(f"input: the lists in {name!r} differ in length") from error
+        if column.dtype.kind == "U":
+            column = np.char.encode(column, "utf-8")
     if dtype is None:
         return column
 
