@@ -9,12 +9,7 @@ from trainer_kit.errors import ExitCode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, its checkpoint, the formats and the new folder."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        help="best, best:NAME, latest, a step, or a path. Default: best.",
-    )
+    add_run_arguments(parser)
     parser.add_argument(
         "--format",
         default="saved_model",
@@ -24,14 +19,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", help="The new folder. Default: export/<step> in the folder of the run."
     )
     parser.add_argument(
-        "--weights",
-        default="",
-        help="average, weights, or one of ema.more_decays. Default: those that the run evaluates.",
-    )
-    parser.add_argument(
         "--tolerance",
         type=float,
         help="The largest difference, as a part of the largest output. Default: 1e-5 in float32.",
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments for the run, its checkpoint and the kind of weights."""
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        help="best, best:NAME, latest, a step, or a path. Default: best.",
+    )
+    parser.add_argument(
+        "--weights",
+        default="",
+        help="average, weights, or one of ema.more_decays. Default: those that the run evaluates.",
     )
 
 
@@ -49,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     export(
         arguments.model_dir,
         arguments.output,
-        arguments.format.split(","),
+        arguments.format,
         which=arguments.checkpoint,
         import_modules=arguments.import_module != ["none"] and arguments.import_module,
         weights=arguments.weights,

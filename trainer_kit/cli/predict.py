@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from trainer_kit.cli.export import add_run_arguments
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, its checkpoint, the data and the file."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
+    add_run_arguments(parser)
     parser.add_argument(
         "--output",
         required=True,
@@ -22,16 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "A .npz, .csv or .parquet file, TFRecord files (a pattern), or a folder of"
             " images. Default: the validation data of the run."
         ),
-    )
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        help="best, best:NAME, latest, a step, or a path. Default: best.",
-    )
-    parser.add_argument(
-        "--weights",
-        default="",
-        help="average, weights, or one of ema.more_decays. Default: those that the run evaluates.",
     )
     parser.add_argument("--batch_size", type=int, default=32, help="Rows in a batch. Default: 32.")
     parser.add_argument(
@@ -68,6 +59,5 @@ def run(arguments: argparse.Namespace) -> int:
         worker=arguments.worker,
         workers=arguments.workers,
         evaluate=arguments.evaluate,
-        verbose=True,
     )
     return ExitCode.DONE

@@ -109,10 +109,6 @@ def suggest_correction(annotation: object, value: object, metadata: Sequence[obj
         if isinstance(part, DurationField) and (advice := part.suggest_correction(value)):
             return advice
 
-    if isinstance(value, (list, tuple)):
-        item_type = next(iter(get_args(annotation)), None)
-        corrections = [suggest_correction(item_type, item) for item in value]
-        return next(filter(None, corrections), "")
     if isinstance(value, float) and not math.isfinite(value):
         return "it has to be finite"
     if not isinstance(value, str):
@@ -132,7 +128,7 @@ def suggest_correction(annotation: object, value: object, metadata: Sequence[obj
             choices = get_args(part)
             words += [choice for choice in choices if isinstance(choice, str)]
     similar_words = find_similar_names(value, words)
-    if not similar_words or value in words:
+    if not similar_words:
         return ""
     suggestion = " or ".join(similar_words)
     return f"did you mean {suggestion}?"

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import check_step_exists, complete_checkpoints
@@ -98,10 +97,6 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
             mistakes += find_early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode in MODES and MODES[request.mode].trains:
                 mistakes += find_share_mistakes(resolved.config.trainer)
-                # The export comes after the training, which may take days.
-                if "onnx" in resolved.config.trainer.export and not find_spec("tf2onnx"):
-                    advice = "pip install 'trainer_kit[export]'"
-                    mistakes.append(Mistake("trainer.export", "onnx is not installed", advice))
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += find_pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:

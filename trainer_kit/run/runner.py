@@ -20,17 +20,15 @@ import tensorflow as tf
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
-from trainer_kit.checkpoint_names import parse_step
 from trainer_kit.config.run_warnings import (
     find_interval_warnings,
     find_save_interval_warnings,
     find_zero_rate_warnings,
 )
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.errors.user_exits import convert_system_exit
 from trainer_kit.evals.best.info_json import read_info
-from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
@@ -51,7 +49,6 @@ from trainer_kit.run.save_on_error import save_after_errors
 from trainer_kit.runtime.collectives import barrier, broadcast_text
 from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
 from trainer_kit.serving.recorded_model import describe_model
-from trainer_kit.serving.run_checkpoint import resolve_run_checkpoint
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.model_stats import count_parameters
@@ -247,7 +244,13 @@ def run_experiment(
         setup = assembly.check_setup(plan, trainer)
         check_evaluation_tensors(trainer)
         if plan.trains:
-            _log_config_warnings(config.trainer)
+            for find_warnings in (
+                find_save_interval_warnings,
+                find_zero_rate_warnings,
+                find_interval_warnings,
+            ):
+                for warning in find_warnings(config.trainer):
+                    _LOG.warning("%s", warning)
         manager.archive_later_checkpoints()
 
         # The work. Its record is written before the first step, and an error in it saves the run.
@@ -330,37 +333,24 @@ def _export_weights(plan: RunPlan, progress: Progress) -> None:
       StorageError: when a file cannot be read or written.
     """
     options = plan.config.trainer
-    folder = Path(plan.directory.path)
     progress.is_exporting = bool(options.export)
     try:
         if options.export and plan.writes_records:
             # Only this imports the converters.
             from trainer_kit.serving.model_export import export
 
-            which = "best" if read_info(plan.directory.best_dir) else "latest"
-            checkpoint = resolve_run_checkpoint(folder, which, options, resolve_weights_path)
-            target = folder / "export" / str(parse_step(checkpoint))
-            if target.exists():
-                _LOG.info("%s exists already", target)
-                return
-            _LOG.info("exporting %s", checkpoint)
-            export(folder, target, options.export, which=which)
+            best = read_info(plan.directory.best_dir)
+            step = best["step"] if best else int(progress.trainer.global_step.numpy())
+            target = Path(plan.directory.path, "export", str(step))
+            if not target.exists():
+                _LOG.info("exporting the weights of step %d", step)
+                which = "best" if best else "latest"
+                export(plan.directory.path, target, options.export, which=which)
     except UsageError as error:
         raise UsageError(f"the run is complete, but trainer.export: {error}") from error
     finally:
         # No worker is done before the chief is: the chief could not be started again alone.
         barrier(plan.strategy)
-
-
-def _log_config_warnings(options: TrainerConfig) -> None:
-    """Logs a warning for each value that is allowed and probably a mistake."""
-    for find_warnings in (
-        find_save_interval_warnings,
-        find_zero_rate_warnings,
-        find_interval_warnings,
-    ):
-        for warning in find_warnings(options):
-            _LOG.warning("%s", warning)
 
 
 def _evaluate_checkpoints(

@@ -169,8 +169,6 @@ def set_variable_paths(model: keras.Model, paths: Sequence[str]) -> None:
     Raises:
       ValueError: when the model has another number of variables.
     """
-    if len(model.variables) != len(paths):
-        raise ValueError(f"it has {len(model.variables)} variables in place of {len(paths)}.")
     for variable, path in zip(model.variables, paths, strict=True):
         variable._path = path
 

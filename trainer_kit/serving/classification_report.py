@@ -46,23 +46,29 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
         label, scores = read_scores(columns, output_names)
         if row_count == 0:
             # The first part decides: all logits of a smaller one may happen to be in 0..1.
-            are_probabilities = _are_probabilities(scores)
-        log_probabilities = _compute_log_probabilities(scores, are_probabilities)
-        predicted = log_probabilities.argmax(axis=1)
+            are_probabilities = not np.any((scores < 0) | (scores > 1))
+        if scores.shape[1] == 1:
+            # The number is for class 1 of two.
+            others = 1 - scores if are_probabilities else np.zeros_like(scores)
+            scores = np.hstack([others, scores])
+        if are_probabilities:
+            losses = -np.log(scores.clip(1e-30))
+        else:
+            losses = -tf.nn.log_softmax(scores).numpy()
+        predicted = losses.argmin(axis=1)
         labels.append(label)
         predictions.append(predicted)
 
-        row_numbers = pandas.RangeIndex(row_count, row_count + len(label))
-        table = pandas.DataFrame(index=row_numbers)
+        table = pandas.DataFrame(index=range(row_count, row_count + len(label)))
         for name, column in columns.items():
             if column.ndim == 1:
                 table[name] = to_list(column)
-        losses = -log_probabilities[np.arange(len(label)), label]
+        loss = losses[table.index - row_count, label]
         # An output that is not a number is as wrong as can be.
-        losses[np.isnan(losses)] = np.inf
+        loss[np.isnan(loss)] = np.inf
         table["predicted"] = predicted
-        table["probability"] = np.exp(-losses)
-        table["loss"] = losses
+        table["probability"] = np.exp(-loss)
+        table["loss"] = loss
         worst_rows.append(table.nlargest(_WORST_ROWS, "loss"))
         row_count += len(label)
 
@@ -94,29 +100,6 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     files.write_json(output.with_suffix(".report.json"), report)
     files.write_bytes(output.with_suffix(".confusion.png"), picture.getvalue())
     files.write_text(output.with_suffix(".worst.csv"), worst.to_csv(index_label="row"))
-
-
-def _are_probabilities(scores: np.ndarray) -> bool:
-    """Whether all numbers are between 0 and 1, and those of several classes have the sum 1."""
-    if np.any(scores < 0) or np.any(scores > 1):
-        return False
-    if scores.shape[1] == 1:
-        return True
-    distances = np.abs(scores.sum(axis=1) - 1)
-    return not np.any(distances > 0.01)
-
-
-def _compute_log_probabilities(scores: np.ndarray, are_probabilities: bool) -> np.ndarray:
-    """Returns the logarithms of the probabilities of the classes, [rows, classes].
-
-    A single number stands for class 1 of two.
-    """
-    if scores.shape[1] == 1:
-        others = 1 - scores if are_probabilities else np.zeros_like(scores)
-        scores = np.hstack([others, scores])
-    if are_probabilities:
-        return np.log(scores.clip(1e-30))
-    return tf.nn.log_softmax(scores).numpy()
 
 
 def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import keras
 import numpy as np
@@ -142,9 +141,8 @@ outputs = model({features}, training=False)"""
 
     def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the model in a process that knows only Keras. See ExportFormat."""
-        features = []
-        for batch in batches:
-            features.append(tf.nest.pack_sequence_as(inference.features_spec, list(batch.values())))
+        spec = inference.features_spec
+        features = [tf.nest.pack_sequence_as(spec, list(batch.values())) for batch in batches]
         with tempfile.TemporaryDirectory() as folder:
             arrays = Path(folder, "arrays")
             arrays.write_bytes(pickle.dumps(features))
@@ -189,11 +187,13 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
         with tempfile.TemporaryDirectory() as folder:
             SavedModelFormat().write(inference, folder, examples)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
-            self.configure(converter, examples)
+            if not self.is_exact:
+                batches = tf.data.Dataset.from_tensor_slices(dict(examples)).batch(1)
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+                converter.representative_dataset = batches.as_numpy_iterator
             with _explain_conversion(self.name):
                 content = converter.convert()
-        with open(path, "wb") as stream:
-            stream.write(content)
+        Path(path).write_bytes(content)
 
     def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the signature in an interpreter. See ExportFormat."""
@@ -203,9 +203,6 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
             runner = interpreter.get_signature_runner(SIGNATURE)
             return [runner(**batch) for batch in batches]
 
-    def configure(self, converter: Any, examples: Arrays) -> None:
-        """Chooses what a converter does. Here it keeps the precision."""
-
 
 class LiteRTInt8Format(LiteRTFormat):
     """A LiteRT file that computes with int8. Its inputs and outputs keep their dtypes."""
@@ -213,16 +210,6 @@ class LiteRTInt8Format(LiteRTFormat):
     name = "litert_int8"
     file = "model_int8.tflite"
     is_exact = False
-
-    def configure(self, converter: Any, examples: Arrays) -> None:
-        """Chooses int8 for weights and activations. See LiteRTFormat."""
-
-        def read_examples() -> Iterator[dict[str, np.ndarray]]:
-            for index in range(len(next(iter(examples.values())))):
-                yield {name: array[index : index + 1] for name, array in examples.items()}
-
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.representative_dataset = read_examples
 
 
 class OnnxFormat(ExportFormat):
@@ -258,17 +245,18 @@ FORMATS: Mapping[str, ExportFormat] = {item.name: item for item in _ALL}
 
 
 def get_formats(names: str | Sequence[str]) -> list[ExportFormat]:
-    """Returns the formats of names, or of one name.
+    """Returns the formats of names, in a list or with commas between them.
 
     Raises:
       UsageError: When there is none of a name.
     """
-    unique_names = list(dict.fromkeys([names] if isinstance(names, str) else names))
-    for name in unique_names or [""]:
+    if isinstance(names, str):
+        names = names.split(",")
+    for name in names or [""]:
         if name not in FORMATS:
             advice = suggest_names(name, list(FORMATS))
             raise UsageError(f"formats: there is no format {name!r}; {advice}")
-    return [FORMATS[name] for name in unique_names]
+    return [FORMATS[name] for name in dict.fromkeys(names)]
 
 
 def import_runtime(module: str, format_name: str) -> ModuleType:
@@ -292,7 +280,7 @@ def _explain_conversion(name: str) -> Iterator[None]:
     """A context in which a converter or a runtime may refuse the model, in any words."""
     try:
         yield
-    except (UsageError, OSError):
+    except OSError:
         raise
     except Exception as error:
         text = str(error)

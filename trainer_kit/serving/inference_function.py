@@ -46,26 +46,18 @@ class InferenceFunction:
         outputs = self.function(*arguments)
         return {name: to_array(tensor) for name, tensor in outputs.items()}
 
-    def flatten_features(self, features: Any) -> dict[str, np.ndarray]:
-        """Returns the features of a batch as NumPy arrays by the names of the inputs.
+    def name_features(self, features: Any) -> dict[str, Any]:
+        """Returns the parts of features by the names of the inputs.
 
         Raises:
-          UsageError: When they have another structure or shape.
+          UsageError: When they have another structure.
         """
-        arrays = {}
         try:
-            tf.nest.assert_same_structure(features, self.features_spec)
-            for spec, part in zip(
-                self.input_specs.values(), tf.nest.flatten(features), strict=True
-            ):
-                tensor = tf.cast(part, spec.dtype)
-                spec.shape.assert_is_compatible_with(tensor.shape)
-                arrays[spec.name] = to_array(tensor)
+            tf.nest.assert_same_structure(features, self.features_spec, check_types=False)
         except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"examples: they do not fit the inputs, {self.features_spec}"
-            ) from error
-        return arrays
+            raise UsageError(f"the arrays have not the structure {self.features_spec}") from error
+        parts = tf.nest.flatten(features)
+        return dict(zip(self.input_specs, parts, strict=True))
 
 
 def to_array(tensor: tf.Tensor) -> np.ndarray:

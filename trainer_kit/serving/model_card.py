@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,63 +57,72 @@ def write_model_card(
     }
     files.write_json(os.path.join(folder, RECORD), record)
 
-    names = list(inputs)
-    arguments = ", ".join(f"{name}={name}" for name in names)
-    feeds = "{" + ", ".join(f'"{name}": {name}' for name in names) + "}"
-    rows = []
-    use = []
+    arguments = ", ".join(f"{name}={name}" for name in inputs)
+    feeds = ", ".join(f'"{name}": {name}' for name in inputs)
+    features = next(iter(inputs)) if len(inputs) == 1 else f"{{{feeds}}}"
+    compared = []
+    examples = []
     for name, parity in results.items():
-        file = FORMATS[name].file
-        rows.append((name, file or "this folder", parity))
-        lines = FORMATS[name].load_lines.format(
-            path=target / file,
+        export_format = FORMATS[name]
+        compared.append(f"- {name}, {export_format.file or 'this folder'}: {parity}")
+        lines = export_format.load_lines.format(
+            path=target / export_format.file,
             arguments=arguments,
-            feeds=feeds,
-            features=names[0] if len(names) == 1 else feeds,
+            feeds=f"{{{feeds}}}",
+            features=features,
         )
-        use.append(f"{name}:\n\n```python\n{lines}\n```")
+        examples.append(f"{name}:\n\n```python\n{lines}\n```")
 
     title = type(inference.model).__name__
-    sections = {}
+    training = []
     if run is not None:
-        manifest = read_manifest(str(run.folder))
+        manifest = read_manifest(run.folder)
         title = f"{manifest.get('experiment') or run.folder.name}, step {run.step}"
-        sections["Training"] = _describe_training(run, manifest)
-    sections["Inputs"] = _format_specs(inputs)
-    sections["Outputs"] = _format_specs(outputs)
-    sections["Files"] = (
+        training = ["## Training", *_describe_training(run, manifest)]
+    paragraphs = [
+        f"# {title}",
+        *training,
+        "## Inputs",
+        _format_specs(inputs),
+        "## Outputs",
+        _format_specs(outputs),
+        "## Files",
         "Each file was run in its own runtime and compared with the model, on batches of several"
-        f" sizes.\n\n{_format_table(('format', 'file', 'compared'), rows)}"
-    )
-    sections["Use it"] = "\n\n".join(use)
+        " sizes.",
+        "\n".join(compared),
+        "## Use it",
+        *examples,
+    ]
     if "saved_model" in results:
         name = run.folder.name if run else "model"
-        sections["TensorFlow Serving"] = _SERVING.format(folder=target.absolute(), name=name)
-    text = "".join(f"\n## {header}\n\n{body}\n" for header, body in sections.items())
-    files.write_text(os.path.join(folder, "README.md"), f"# {title}\n{text}")
+        serving = _SERVING.format(folder=target.absolute(), name=name)
+        paragraphs += ["## TensorFlow Serving", serving]
+    text = "\n\n".join(paragraphs)
+    files.write_text(os.path.join(folder, "README.md"), f"{text}\n")
 
 
-def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> str:
-    """Returns the section on the run: the command, the data and the metrics."""
+def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]:
+    """Returns paragraphs on the run: the command, the data and the metrics."""
     packages = manifest.get("packages", {})
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+    command = shlex.join(["python", *map(str, manifest.get("command", []))])
     paragraphs = [
         f"The weights are those of the checkpoint `{run.checkpoint}`, trained for {run.step:,}"
         f" steps with {versions}.",
-        f"```bash\n{shlex.join(['python', *map(str, manifest.get('command', []))])}\n```",
+        f"```bash\n{command}\n```",
     ]
     for section, parts in manifest.get("data", {}).items():
         described = "; ".join(f"{name}: {text}" for name, text in parts.items())
         paragraphs.append(f"Data of `{section}`: {described}")
 
-    metrics: dict[str, float] = {}
+    metrics = []
     for record in active_records(read_records(run.folder / "evals" / "validation.jsonl")):
         if record["step"] == run.step:
-            metrics.update(flatten_scalars(record["metrics"]))
-    rows = [(name, f"{value:.6g}") for name, value in metrics.items()]
-    if rows:
-        paragraphs.append(_format_table(("metric at this step", "value"), rows))
-    return "\n\n".join(paragraphs)
+            scalars = flatten_scalars(record["metrics"])
+            metrics = [f"- {name}: {value:.6g}" for name, value in scalars.items()]
+    if metrics:
+        paragraphs.append("Metrics at this step:\n\n" + "\n".join(metrics))
+    return paragraphs
 
 
 def _list_specs(specs: Mapping[str, tf.TensorSpec]) -> dict[str, dict[str, Any]]:
@@ -126,12 +135,8 @@ def _list_specs(specs: Mapping[str, tf.TensorSpec]) -> dict[str, dict[str, Any]]
 
 
 def _format_specs(specs: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = []
+    lines = []
     for name, spec in specs.items():
-        rows.append((f"`{name}`", spec["dtype"], str(spec["shape"]).replace("None", "batch")))
-    return _format_table(("name", "dtype", "shape"), rows)
-
-
-def _format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+        shape = str(spec["shape"]).replace("None", "batch")
+        lines.append(f"- `{name}`: {spec['dtype']}, {shape}")
+    return "\n".join(lines)

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import tensorflow as tf
+
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import is_process_alive
-from trainer_kit.serving.export_formats import Arrays, ExportFormat, get_formats
-from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.export_formats import get_formats
+from trainer_kit.serving.inference_function import to_array
 from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
+from trainer_kit.serving.prediction_inputs import select_inputs
 from trainer_kit.serving.recorded_model import RecordedTask
 from trainer_kit.serving.validation_examples import (
     draw_examples,
@@ -30,8 +33,8 @@ from trainer_kit.serving.validation_examples import (
 from trainer_kit.typing import Model
 
 _FOLDER = "export"
-# The sizes of the batches that are compared. The export has to take any.
-_BATCH_SIZES = (1, 7)
+# The examples that are compared: a batch of one, and one of the others.
+_FEW_EXAMPLES = 8
 # The examples that are compared in low precision, and from which int8 takes its ranges.
 _EXAMPLES = 128
 
@@ -91,31 +94,34 @@ def export(
     if isinstance(run_or_model, (str, os.PathLike)):
         run = open_run(run_or_model, which, import_modules, weights)
         model = run.model
-        target = Path(path or run.folder / _FOLDER / str(run.step))
+        path = path or run.folder / _FOLDER / str(run.step)
         if examples is None:
             examples = get_serving_examples(run.task)
-    elif path is None:
+    if path is None:
         raise UsageError("export: a model needs the path of the new folder")
-    else:
-        target = Path(path)
+    target = Path(path)
     if target.exists():
         raise UsageError(f"{target} exists already; remove it, or give another path")
 
-    known_run = None if run is None or isinstance(run.task, RecordedTask) else run
-    is_random = examples is None and known_run is None
-    inference = open_inference(model, known_run, examples)
-    if known_run is not None and examples is None:
-        examples = take_validation_features(known_run, _EXAMPLES)
+    inference = open_inference(model, run, examples)
+    is_random = False
+    if examples is None and run is not None and not isinstance(run.task, RecordedTask):
+        examples = take_validation_features(run, _EXAMPLES)
     elif examples is None:
         examples = draw_examples(inference.features_spec, _EXAMPLES)
-    arrays = inference.flatten_features(examples)
-    if not len(next(iter(arrays.values()))):
+        is_random = True
+    columns, _ = select_inputs(inference.name_features(examples), inference)
+    arrays = {}
+    for name, column in columns.items():
+        arrays[name] = to_array(tf.cast(column, inference.input_specs[name].dtype))
+    count = len(next(iter(arrays.values())))
+    if count == 0:
         raise UsageError("examples: the batch is empty; give one example at least")
 
-    dtype = run.config.runtime.mixed_precision_dtype if run else None
-    is_exact = not {"bfloat16", "float16"}.intersection(
-        [dtype, getattr(model, "compute_dtype", None)]
-    )
+    dtypes = {getattr(model, "compute_dtype", None)}
+    if run is not None:
+        dtypes.add(run.config.runtime.mixed_precision_dtype)
+    has_low_precision = not dtypes.isdisjoint({"bfloat16", "float16"})
     results: dict[str, Parity] = {}
     refusals: list[str] = []
     with publish_folder(target) as folder:
@@ -126,9 +132,21 @@ def export(
                         f"{export_format.name}: it takes its ranges from examples; give"
                         f" examples={_EXAMPLES} examples in one batch"
                     )
-                parity = _write_format(
-                    export_format, inference, arrays, is_exact, tolerance, folder
-                )
+                end = _FEW_EXAMPLES
+                bound = TOLERANCE if tolerance is None else tolerance
+                if has_low_precision or not export_format.is_exact:
+                    end = _EXAMPLES
+                    bound = tolerance
+                batches = []
+                # There may be only one example.
+                for part in (slice(1), slice(1, end))[:count]:
+                    batches.append({name: array[part] for name, array in arrays.items()})
+                with tempfile.TemporaryDirectory(dir=folder) as trial:
+                    path = os.path.join(trial, export_format.file)
+                    export_format.write(inference, path, arrays)
+                    parity = check_parity(export_format, path, inference, batches, bound)
+                    for file in Path(trial).iterdir():
+                        file.rename(Path(folder, file.name))
                 results[export_format.name] = replace(parity, is_random=is_random)
             except UsageError as error:
                 refusals.append(str(error))
@@ -145,36 +163,6 @@ def export(
     return Export(str(target), run.step if run else None, results)
 
 
-def _write_format(
-    export_format: ExportFormat,
-    inference: InferenceFunction,
-    examples: Arrays,
-    is_exact: bool,
-    tolerance: float | None,
-    folder: str,
-) -> Parity:
-    """Writes a format into a folder, if it equals the live model."""
-    end = sum(_BATCH_SIZES)
-    if not (is_exact and export_format.is_exact):
-        end = _EXAMPLES
-    elif tolerance is None:
-        tolerance = TOLERANCE
-    batches = []
-    for part in (slice(_BATCH_SIZES[0]), slice(_BATCH_SIZES[0], end)):
-        batch = {name: array[part] for name, array in examples.items()}
-        # There may be only one example.
-        if len(next(iter(batch.values()))):
-            batches.append(batch)
-
-    with tempfile.TemporaryDirectory(dir=folder) as trial:
-        path = os.path.join(trial, export_format.file)
-        export_format.write(inference, path, examples)
-        parity = check_parity(export_format, path, inference, batches, tolerance)
-        for name in os.listdir(trial):
-            os.rename(os.path.join(trial, name), os.path.join(folder, name))
-    return parity
-
-
 @contextlib.contextmanager
 def publish_folder(target: Path) -> Iterator[str]:
     """A context with a temporary folder, which gets the name `target` if nothing is raised.
@@ -186,9 +174,9 @@ def publish_folder(target: Path) -> Iterator[str]:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Folders that killed processes have left.
         for leftover in target.parent.glob(f".{glob.escape(target.name)}.[0-9]*.tmp"):
-            pid = leftover.name.split(".")[-2]
+            pid = int(leftover.suffixes[-2][1:])
             # In a container each process may have the same number.
-            if int(pid) == os.getpid() or not is_process_alive(int(pid)):
+            if pid == os.getpid() or not is_process_alive(pid):
                 shutil.rmtree(leftover, ignore_errors=True)
         folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         folder.mkdir()

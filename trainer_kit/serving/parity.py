@@ -126,8 +126,8 @@ def _compute_difference(expected: Arrays, actual: Arrays) -> float:
             live = live.astype(np.float64)
             other = other.astype(np.float64)
             scale = np.abs(live[np.isfinite(live)]).max(initial=0.0) or 1.0
-            is_same = np.isclose(live, other, rtol=0.0, atol=0.0, equal_nan=True)
-            with np.errstate(invalid="ignore"):
-                errors = np.where(is_same, 0.0, np.abs(live - other) / scale)
-            differences.append(np.where(np.isnan(errors), np.inf, errors).max(initial=0.0))
+            differs = ~np.isclose(live, other, rtol=0.0, atol=0.0, equal_nan=True)
+            errors = np.abs(live[differs] - other[differs]) / scale
+            errors[np.isnan(errors)] = np.inf
+            differences.append(errors.max(initial=0.0))
     return float(max(differences))

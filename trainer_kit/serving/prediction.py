@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +16,13 @@ from rich.progress import track
 from trainer_kit.errors import UsageError
 from trainer_kit.serving.classification_report import write_report
 from trainer_kit.serving.export_formats import Arrays
-from trainer_kit.serving.inference_function import InferenceFunction
+from trainer_kit.serving.inference_function import InferenceFunction, to_array
 from trainer_kit.serving.model_loading import open_run
 from trainer_kit.serving.prediction_files import PredictionParts, check_output
 from trainer_kit.serving.prediction_inputs import (
     Batch,
     PredictionInputs,
-    is_tfrecord,
+    is_read_by_task,
     open_inputs,
     select_inputs,
 )
@@ -47,13 +47,12 @@ def predict(
     worker: int = 0,
     workers: int = 1,
     evaluate: bool = False,
-    verbose: bool = False,
 ) -> dict[str, np.ndarray] | str:
     """Computes the outputs of a model for all rows of some data, in the order of the data.
 
     The outputs are those of `export`. Rows are written as numbered parts, which become one file at
     the end, so a prediction that was killed continues with the part that is missing. Columns of the
-    data that are no inputs are passed through. Runs eagerly, on the host.
+    data that are no inputs are passed through. A bar shows the progress. Runs eagerly, on the host.
 
     Args:
       run_or_model: The folder of a run, or a built Keras 3 model, tf_keras model or tf.Module.
@@ -67,7 +66,6 @@ def predict(
       worker, workers: The number of this worker and of all workers. They share the parts in the
         folder of `output`, and worker 0 writes the file.
       evaluate: Whether to write the results of a classifier beside `output`, too.
-      verbose: Whether to show a progress bar.
 
     Returns:
       The outputs and the passed columns by name, or the path of the file.
@@ -94,14 +92,12 @@ def predict(
             inference = open_inference(run_or_model, None, arrays)
         else:
             run = open_run(run_or_model, which, import_modules, weights)
-            # The validation data is read as the task reads it.
-            is_processed = data is None or is_tfrecord(data)
-            examples = None if is_processed else get_serving_examples(run.task)
+            examples = None if is_read_by_task(data) else get_serving_examples(run.task)
             inference = open_inference(run.model, run, examples)
     inputs = open_inputs(data, run, inference, batch_size)
     infer = ReplicatedInference(inference, strategy)
     if output is None:
-        return _join([infer(batch) for batch in _show_progress(inputs, 0, verbose)])
+        return _join([infer(batch) for batch in _show_progress(inputs, 0)])
 
     path = os.fspath(output)
     weights_checksum = 0
@@ -109,11 +105,26 @@ def predict(
         weights_checksum = zlib.crc32(np.asarray(variable).tobytes(), weights_checksum)
     identity = {"weights": weights_checksum, "data": inputs.identity, "batch_size": batch_size}
     parts = PredictionParts(path, identity)
-    count = _write_parts(parts, infer, inputs, worker, workers, verbose)
+    count = 0
+    while parts.has_part(count):
+        count += 1
+
+    # This worker computes its missing parts, and passes over the others.
+    batches = _show_progress(inputs, count * _PART_BATCHES)
+    while True:
+        is_missing = count % workers == worker and not parts.has_part(count)
+        part_batches = itertools.islice(batches, _PART_BATCHES)
+        pieces = [infer(batch) if is_missing else {} for batch in part_batches]
+        if not pieces and count > 0:
+            break
+        if is_missing:
+            parts.write(count, _join(pieces))
+        count += 1
+
     if worker == 0:
-        if not parts.has_all(count):
+        if workers > 1:
             print(f"waits for the parts of the other workers in {parts.folder}")
-        while not parts.has_all(count):
+        while not all(parts.has_part(number) for number in range(count)):
             time.sleep(_WAIT_SECONDS)
         if evaluate:
             write_report(parts.read(count), list(inference.output_specs), parts.output)
@@ -123,7 +134,7 @@ def predict(
 
 
 class ReplicatedInference:
-    """Computes the columns of a batch, on all replicas of a strategy.
+    """Computes the columns of a batch, of which each replica of a strategy computes a part.
 
     Args:
       inference: The inference.
@@ -134,80 +145,44 @@ class ReplicatedInference:
         self._inference = inference
         self._strategy = strategy
 
-        def infer(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-            return inference.function(*arguments)
+        def infer(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+            return inference.function(*tensors)
 
         @tf.function(autograph=False, reduce_retracing=True)
-        def run_replicas(arguments: list[Any]) -> Any:
-            return strategy.run(infer, args=arguments)
+        def run_replicas(tensors: list[Any]) -> Any:
+            return strategy.run(infer, args=tensors)
 
         self._run_replicas = run_replicas
 
     def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
         inputs, passed = select_inputs(batch, self._inference)
-        is_shared = self._strategy.num_replicas_in_sync > 1
-        outputs = self._share(inputs) if is_shared else self._inference(inputs)
-        if both := passed.keys() & outputs.keys():
-            raise UsageError(
-                f"input: the column {min(both)!r} has the name of an output; rename it"
-            )
-        return {**passed, **outputs}
-
-    def _share(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the outputs of a batch of which each replica computes a part."""
         rows = len(next(iter(inputs.values())))
         bounds = np.linspace(0, rows, self._strategy.num_replicas_in_sync + 1).astype(int)
 
-        def distribute(name: str) -> Any:
-            dtype = self._inference.input_specs[name].dtype
+        def select_part(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
+            number = context.replica_id_in_sync_group
+            part = slice(bounds[number], bounds[number + 1])
+            tensors = []
+            for name, spec in self._inference.input_specs.items():
+                tensors.append(tf.convert_to_tensor(inputs[name][part], spec.dtype))
+            return tensors
 
-            def select(context: tf.distribute.ValueContext) -> tf.Tensor:
-                number = context.replica_id_in_sync_group
-                return tf.constant(inputs[name][bounds[number] : bounds[number + 1]], dtype)
-
-            return self._strategy.experimental_distribute_values_from_function(select)
-
-        arguments = [distribute(name) for name in self._inference.input_specs]
-        outputs = self._run_replicas(arguments)
-        columns = {}
-        for name, values in outputs.items():
+        tensors = self._strategy.experimental_distribute_values_from_function(select_part)
+        columns = dict(passed)
+        for name, values in self._run_replicas(tensors).items():
+            if name in passed:
+                raise UsageError(f"input: the column {name!r} has the name of an output; rename it")
             parts = self._strategy.experimental_local_results(values)
-            columns[name] = np.concatenate([part.numpy() for part in parts])
+            columns[name] = np.concatenate([to_array(part) for part in parts])
         return columns
 
 
-def _write_parts(
-    parts: PredictionParts,
-    infer: ReplicatedInference,
-    inputs: PredictionInputs,
-    worker: int,
-    workers: int,
-    verbose: bool,
-) -> int:
-    """Writes the parts of a worker that are missing, and returns the number of all parts."""
-    first = 0
-    while workers == 1 and parts.has_part(first):
-        first += 1
-
-    batches = _show_progress(inputs, first * _PART_BATCHES, verbose)
-    number = first
-    while True:
-        is_missing = number % workers == worker and not parts.has_part(number)
-        part_batches = itertools.islice(batches, _PART_BATCHES)
-        pieces = [infer(batch) if is_missing else {} for batch in part_batches]
-        if not pieces and number > 0:
-            return number
-        if is_missing:
-            parts.write(number, _join(pieces))
-        number += 1
-
-
-def _show_progress(inputs: PredictionInputs, skipped: int, verbose: bool) -> Iterator[Batch]:
+def _show_progress(inputs: PredictionInputs, skipped: int) -> Iterator[Batch]:
     """Yields the batches after the skipped ones, with a bar on the terminal."""
     total = None if inputs.batch_count is None else inputs.batch_count - skipped
     batches = inputs.read_batches(skipped)
-    return iter(track(batches, "predict", total, disable=not verbose))
+    return iter(track(batches, "predict", total))
 
 
 def _join(pieces: Sequence[Arrays]) -> dict[str, np.ndarray]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ class PredictionParts:
     """
 
     def __init__(self, output: str, identity: Mapping[str, Any]) -> None:
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        text = json.dumps(identity, sort_keys=True)
+        checksum = zlib.crc32(text.encode())
         self.output = Path(output)
-        self.folder = Path(f"{output}.parts-{digest[:8]}")
+        self.folder = Path(f"{output}.parts-{checksum:08x}")
 
     def _get_path(self, number: int) -> Path:
         return self.folder / f"part-{number:06}.npz"
@@ -40,10 +41,6 @@ class PredictionParts:
     def has_part(self, number: int) -> bool:
         """Whether a part is there, which is whole then."""
         return self._get_path(number).exists()
-
-    def has_all(self, count: int) -> bool:
-        """Whether the first parts are there."""
-        return all(self.has_part(number) for number in range(count))
 
     def write(self, number: int, columns: Arrays) -> None:
         """Writes a part.
@@ -73,8 +70,7 @@ class PredictionParts:
         temporary = self.folder / "merged.tmp"
         try:
             WRITERS[self.output.suffix](self, count, temporary)
-            with open(temporary, "rb+") as stream:
-                os.fsync(stream.fileno())
+            files.flush_tree(self.folder)
             os.replace(temporary, self.output)
             shutil.rmtree(self.folder)
         except OSError as error:
@@ -120,12 +116,11 @@ def write_parquet(parts: PredictionParts, count: int, path: Path) -> None:
     """Writes a Parquet file. Arrays are lists."""
     pyarrow = import_runtime("pyarrow", "parquet")
     parquet = import_runtime("pyarrow.parquet", "parquet")
+    writer = None
     with contextlib.ExitStack() as stack:
-        writer = None
         for columns in parts.read(count):
             table = pyarrow.table({name: to_list(value) for name, value in columns.items()})
-            if writer is None:
-                writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
+            writer = writer or stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)
 
 
@@ -171,5 +166,5 @@ def check_output(output: str) -> None:
 def to_list(column: np.ndarray) -> list[Any]:
     """Returns the values in types of Python. Bytes become text."""
     if column.dtype.kind == "S":
-        return [value.decode("utf-8", "replace") for value in column.tolist()]
+        column = np.char.decode(column, "utf-8", "replace")
     return column.tolist()

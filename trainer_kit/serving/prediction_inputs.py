@@ -9,7 +9,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from trainer_kit.training.checks.batch_spec import select_features
 
 # The columns of a batch by name: arrays, and tensors where they come from a dataset.
 Batch = Mapping[str, Any]
-_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+# What Keras calls images, by their channels.
+_COLOR_MODES = {1: "grayscale", 3: "rgb", 4: "rgba"}
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ def open_inputs(
     Raises:
       UsageError: When the data does not exist.
     """
-    if data is None or is_tfrecord(data):
+    if is_read_by_task(data):
         if run is None:
             raise UsageError("predict: a model needs data; give arrays, or the path of a file")
         return _open_validation_data(run, inference, data)
     if not isinstance(data, (str, os.PathLike)):
-        arrays = _name_arrays(data, inference)
-        checksums = {name: zlib.crc32(array.tobytes()) for name, array in arrays.items()}
-        return _slice_arrays(arrays, checksums, batch_size)
+        is_named = isinstance(data, Mapping)
+        arrays = data if is_named else inference.name_features(data)
+        return _slice_arrays(arrays, batch_size)
 
     path = Path(data)
     if path.is_dir():
@@ -71,8 +72,8 @@ def open_inputs(
         raise UsageError(f"input: there is no file {path}; {suggest_paths(path, names, 'files')}")
     if path.suffix == ".npz":
         with _explain_read_errors(path), np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-        return _slice_arrays(arrays, _describe_files([path]), batch_size)
+            arrays = dict(file)
+        return _slice_arrays(arrays, batch_size)
     if path.suffix in (".csv", ".parquet"):
         return _open_table(path, batch_size)
     raise UsageError(
@@ -118,9 +119,10 @@ def select_inputs(
     return inputs, passed
 
 
-def is_tfrecord(data: Any) -> bool:
-    """Whether data is the path or the pattern of TFRecord files, which the task of a run reads."""
-    return isinstance(data, (str, os.PathLike)) and "tfrecord" in Path(data).name
+def is_read_by_task(data: Any) -> bool:
+    """Whether data is a run's validation data, None, or the path or pattern of TFRecord files."""
+    is_path = isinstance(data, (str, os.PathLike))
+    return data is None or (is_path and "tfrecord" in Path(data).name)
 
 
 def _open_validation_data(
@@ -143,14 +145,14 @@ def _open_validation_data(
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for batch in dataset.skip(skipped).prefetch(tf.data.AUTOTUNE):
-            features = tf.nest.flatten(select_features(batch, run.model))
-            columns = dict(zip(inference.input_specs, features, strict=True))
+            features = select_features(batch, run.model)
+            columns = inference.name_features(features)
             label: Any = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
             if tf.is_tensor(label) and label.shape.rank == 1:
                 columns["label"] = to_array(label)
             yield columns
 
-    identity = [section.as_dict() if hasattr(section, "as_dict") else repr(section)]
+    identity: list[Any] = [repr(section)]
     if pattern is not None:
         paths = glob.glob(os.fspath(pattern))
         identity += _describe_files([Path(path) for path in paths])
@@ -159,50 +161,44 @@ def _open_validation_data(
     return PredictionInputs(identity, read_batches, batch_count)
 
 
-def _name_arrays(data: Any, inference: InferenceFunction) -> dict[str, np.ndarray]:
-    """Returns arrays in the structure of the features, or a dict with further columns, by name."""
-    if isinstance(data, Mapping):
-        return {name: np.asarray(value) for name, value in data.items()}
-    parts = keras.tree.flatten(data) if isinstance(data, (list, tuple)) else [data]
-    names = list(inference.input_specs)
-    if len(parts) != len(names):
-        raise UsageError(
-            f"data: {len(parts)} arrays were given, and the inputs are {', '.join(names)}"
-        )
-    return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
-
-
-def _slice_arrays(
-    arrays: Mapping[str, np.ndarray], identity: Any, batch_size: int
-) -> PredictionInputs:
+def _slice_arrays(columns: Mapping[str, Any], batch_size: int) -> PredictionInputs:
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise UsageError(f"data: the arrays have different lengths: {lengths}")
-    count = next(iter(lengths.values()))
+    count = max(lengths.values())
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for begin in range(skipped * batch_size, count, batch_size):
             yield {name: array[begin : begin + batch_size] for name, array in arrays.items()}
 
-    return PredictionInputs(identity, read_batches, math.ceil(count / batch_size))
+    return PredictionInputs(
+        identity={name: zlib.crc32(array.tobytes()) for name, array in arrays.items()},
+        read_batches=read_batches,
+        batch_count=math.ceil(count / batch_size),
+    )
 
 
 def _open_table(path: Path, batch_size: int) -> PredictionInputs:
     """Returns the batches of a CSV or Parquet file. It is read in pieces."""
     import pandas
 
-    def read_frames() -> Iterator[pandas.DataFrame]:
-        if path.suffix == ".csv":
-            # A passed column may have numbers in one piece and texts in another.
-            yield from pandas.read_csv(path, dtype=str, keep_default_na=False, chunksize=batch_size)
-            return
-        parquet = import_runtime("pyarrow.parquet", "parquet")
-        for piece in parquet.ParquetFile(path).iter_batches(batch_size):
-            yield piece.to_pandas(ignore_metadata=True)
-
     def read_batches(skipped: int) -> Iterator[Batch]:
         with _explain_read_errors(path):
-            for frame in itertools.islice(read_frames(), skipped, None):
+            frames: Iterable[pandas.DataFrame]
+            if path.suffix == ".csv":
+                # A passed column may have numbers in one piece and texts in another.
+                frames = pandas.read_csv(
+                    path,
+                    dtype=str,
+                    keep_default_na=False,
+                    chunksize=batch_size,
+                )
+            else:
+                parquet = import_runtime("pyarrow.parquet", "parquet")
+                pieces = parquet.ParquetFile(path).iter_batches(batch_size)
+                frames = (piece.to_pandas(ignore_metadata=True) for piece in pieces)
+            for frame in itertools.islice(frames, skipped, None):
                 yield {name: frame[name].to_numpy(object) for name in frame}
 
     return PredictionInputs(_describe_files([path]), read_batches)
@@ -210,35 +206,40 @@ def _open_table(path: Path, batch_size: int) -> PredictionInputs:
 
 def _open_images(folder: Path, inference: InferenceFunction, batch_size: int) -> PredictionInputs:
     """Returns the images of a folder, resized to the shape of the input, with their paths."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in _IMAGES]
-    if not paths:
-        raise UsageError(f"input: {folder} has no image ({', '.join(_IMAGES)})")
-    name, spec = next(iter(inference.input_specs.items()))
-    if len(inference.input_specs) > 1 or spec.shape.rank != 4 or None in spec.shape[1:]:
+    specs = list(inference.input_specs.values())
+    *size, channels = specs[0].shape[1:]
+    is_image = len(specs) == 1 and len(size) == 2 and None not in size
+    if not is_image or channels not in _COLOR_MODES:
         raise UsageError(
             f"input: {folder} is a folder of images, and the model takes"
-            f" {', '.join(map(str, inference.input_specs.values()))}; give a file of arrays"
+            f" {', '.join(map(str, specs))}; give a file of arrays"
         )
-    height, width, channels = spec.shape[1:]
 
-    def read_image(path: tf.Tensor, file: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        content = tf.io.read_file(path)
-        image = tf.io.decode_image(content, channels=channels, expand_animations=False)
-        resized = tf.image.resize(image, [height, width])
-        return tf.cast(resized, spec.dtype), file
+    with _explain_read_errors(folder):
+        dataset = keras.utils.image_dataset_from_directory(
+            folder,
+            labels=None,
+            color_mode=_COLOR_MODES[channels],
+            batch_size=batch_size,
+            image_size=size,
+            shuffle=False,
+            verbose=False,
+        )
+    paths = [Path(path) for path in dataset.file_paths]
+    names = tf.data.Dataset.from_tensor_slices([os.path.relpath(path, folder) for path in paths])
+    batches = tf.data.Dataset.zip((dataset, names.batch(batch_size)))
 
     def read_batches(skipped: int) -> Iterator[Batch]:
-        first = skipped * batch_size
-        remaining = [os.fspath(path) for path in paths[first:]]
-        names = np.array([os.path.relpath(path, folder) for path in remaining])
-        dataset = tf.data.Dataset.from_tensor_slices((remaining, names))
-        images = dataset.map(read_image, tf.data.AUTOTUNE).batch(batch_size)
         with _explain_read_errors(folder):
-            for batch, batch_names in images:
-                yield {name: batch, "file": to_array(batch_names)}
+            for images, files in batches.skip(skipped):
+                pixels = tf.cast(images, specs[0].dtype)
+                yield {specs[0].name: pixels, "file": to_array(files)}
 
-    batch_count = math.ceil(len(paths) / batch_size)
-    return PredictionInputs(_describe_files(paths), read_batches, batch_count)
+    return PredictionInputs(
+        identity=_describe_files(paths),
+        read_batches=read_batches,
+        batch_count=math.ceil(len(paths) / batch_size),
+    )
 
 
 @contextlib.contextmanager
@@ -266,12 +267,11 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
         return column
     if column.dtype == object:
         try:
-            if all(isinstance(value, str) for value in column):
-                column = np.array([value.encode() for value in column])
-            else:
-                column = np.stack([np.asarray(value) for value in column])
+            column = np.array(column.tolist())
         except ValueError as error:
             raise UsageError(f"input: the lists in {name!r} differ in length") from error
+        if column.dtype.kind == "U":
+            column = np.char.encode(column, "utf-8")
     if dtype is None:
         return column
 

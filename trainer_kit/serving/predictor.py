@@ -157,8 +157,7 @@ def _make_argument_builder(
 
     # A single input may have any name.
     if len(input_names) == len(names) == 1:
-        single_name = names[0]
-        return lambda values: tf.nest.map_structure(lambda _: values[single_name], nested_names)
+        input_names = names
 
     for name in names:
         if name not in input_names:
@@ -170,4 +169,6 @@ def _make_argument_builder(
         raise UsageError(
             f"get_predictor: the model also needs the inputs {missing_names}; name them in inputs"
         )
-    return lambda values: tf.nest.map_structure(lambda name: values[name], nested_names)
+    return lambda values: tf.nest.pack_sequence_as(
+        nested_names, [values[name] for name in input_names]
+    )

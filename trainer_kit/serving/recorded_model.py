@@ -20,29 +20,31 @@ from trainer_kit.typing import Model, TaskLike
 def describe_model(task: TaskLike, model: Model) -> dict[str, str]:
     """Returns the text of model.json by its name. Runs eagerly, on the host.
 
-    Empty for a model that Keras 3 cannot serialize, for one with an adapted vocabulary or adapted
-    bins, which are in no variable, and for a task whose inference is not a call of the model.
+    Empty for a model that is not a graph of layers, or that Keras 3 cannot serialize, for one with
+    an adapted vocabulary or adapted bins, which are in no variable, and for a task whose inference
+    is not a call of the model.
     """
+    # A class with its own train_step is a graph of layers, and one with its own call is not.
+    call = getattr(type(model), "call", None)
+    is_keras_call = getattr(call, "__module__", "").startswith("keras.")
     methods = ("inference_step", "preprocess", "postprocess")
-    if not isinstance(model, keras.Model) or any(overrides(task, name) for name in methods):
-        return {}
-    parts = tf.train.TrackableView(model).descendants()
-    adapted = [part for part in parts if hasattr(part, "adapt")]
-    if not all(isinstance(part, keras.layers.Normalization) for part in adapted):
+    is_graph = is_keras_call and getattr(model, "inputs", None)
+    if not is_graph or any(overrides(task, name) for name in methods):
         return {}
 
-    kind = type(model)
-    class_name = "Sequential" if isinstance(model, keras.Sequential) else "Model"
-    record: dict[str, Any] = {"module": "keras", "class_name": class_name}
-    # A graph of layers needs no class, which may be there for its own train_step.
-    if not getattr(model, "inputs", None) or not kind.call.__module__.startswith("keras."):
-        registered_name = keras.saving.get_registered_name(kind)
-        record = {"class_name": kind.__name__, "registered_name": registered_name}
+    for part in tf.train.TrackableView(model).descendants():
+        if hasattr(part, "adapt") and not isinstance(part, keras.layers.Normalization):
+            return {}
+
     # A get_config of a user may raise anything.
     try:
-        record["config"] = keras.saving.serialize_keras_object(model.get_config())
-        record["build_config"] = model.get_build_config()
-        record["variables"] = [variable.path for variable in model.variables]
+        record = {
+            "module": "keras",
+            "class_name": "Sequential" if isinstance(model, keras.Sequential) else "Model",
+            "config": keras.saving.serialize_keras_object(model.get_config()),
+            "build_config": model.get_build_config(),
+            "variables": [variable.path for variable in model.variables],
+        }
         return {MODEL_FILE: json.dumps(record)}
     except Exception:
         return {}

@@ -125,10 +125,7 @@ def read_run_config(
         )
 
     # All but a few fields of the section runtime get their values for one device.
-    kept_fields = ("mixed_precision_dtype", "loss_scale", "random_seed")
     one_device = RuntimeConfig(distribution_strategy="off").as_dict()
-    replacements = {}
-    for field in config.runtime.as_dict():
-        if field in one_device and field not in kept_fields:
-            replacements[field] = one_device[field]
-    return config.replace(runtime=replacements)
+    for field in ("mixed_precision_dtype", "loss_scale", "random_seed"):
+        del one_device[field]
+    return config.replace(runtime=one_device)

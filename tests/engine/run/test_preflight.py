@@ -278,14 +278,3 @@ def test_a_model_dir_in_use_is_refused_only_to_a_writer(
     refused = pytest.raises(ModelDirInUseError) if writes else contextlib.nullcontext()
     with RunLock(tmp_path / "run"), refused:
         _check(name, tmp_path, sources=ConfigSources(params_overrides=(override,)))
-
-
-def test_an_export_to_onnx_needs_its_packages_at_the_start(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer_kit.run.preflight.find_spec", lambda package: None)
-    sources = ConfigSources(params_overrides=("trainer.export=[saved_model, onnx]",))
-
-    with pytest.raises(ConfigError, match=r"trainer\.export: onnx is not installed; pip install"):
-        _check(name, tmp_path, sources=sources)
-    _check(name, tmp_path, "continuous_eval", sources=sources)

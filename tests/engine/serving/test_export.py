@@ -84,8 +84,8 @@ def test_the_card_says_what_the_model_is(run: Path, tmp_path: Path) -> None:
     text = (tmp_path / "model" / "README.md").read_text()
     record = json.loads((tmp_path / "model" / "export.json").read_text())
     assert f"# {NAME}, step 20" in text
-    assert f"| `inputs` | float32 | [batch, {FEATURES}] |" in text
-    assert "| accuracy |" in text
+    assert f"- `inputs`: float32, [batch, {FEATURES}]" in text
+    assert "- accuracy: " in text
     assert f'tf.saved_model.load("{tmp_path / "model"}")' in text
     assert record["step"] == 20
     assert record["inputs"] == {"inputs": {"dtype": "float32", "shape": [None, FEATURES]}}

@@ -69,7 +69,7 @@ def test_an_export_of_tasks_has_outputs_of_each(tasks_run: Path, tmp_path: Path)
     assert outputs.keys() == {"large", "small"}
     for name, sub_model in trainer_kit.load_model(tasks_run).sub_tasks.items():
         np.testing.assert_allclose(outputs[name], sub_model(POINTS, training=False), rtol=1e-6)
-    assert "| large/accuracy |" in (tmp_path / "model" / "README.md").read_text()
+    assert "- large/accuracy: " in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_tasks_predict_the_rows_of_the_first_one(tasks_run: Path) -> None:

@@ -176,8 +176,9 @@ def test_a_folder_of_images_is_read_in_the_order_of_names(tmp_path: Path) -> Non
     trainer_kit.predict(model, tmp_path, tmp_path / "out.jsonl")
 
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["file"] for row in rows] == ["a/1.png", "b/2.png", "c.png"]
-    assert [row["outputs"][0] for row in rows] == [10, 20, 30]
+    # The images of a folder come before those of its subfolders.
+    assert [row["file"] for row in rows] == ["c.png", "a/1.png", "b/2.png"]
+    assert [row["outputs"][0] for row in rows] == [30, 10, 20]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".jsonl", ".csv", ".parquet"])

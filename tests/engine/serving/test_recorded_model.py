@@ -137,7 +137,7 @@ def test_a_fit_is_exported_after_a_comparison_on_random_numbers(
     card = (tmp_path / "model" / "README.md").read_text()
     np.testing.assert_allclose(signature(inputs=X)["outputs"], expected, rtol=1e-6)
     assert "# run, step 4" in card
-    assert "on 8 random examples |" in card
+    assert "on 8 random examples\n" in card
 
 
 def test_rows_are_predicted_by_a_fit_if_they_are_given(run: tuple[Path, np.ndarray]) -> None:

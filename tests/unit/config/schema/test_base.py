@@ -101,7 +101,7 @@ def test_fields_have_to_be_named() -> None:
             TrainerConfig,
             {"export": ["keras", "saved_modle"]},
             "trainer.export",
-            "saved_model, keras, litert, onnx); did you mean saved_model?",
+            "is not a list (each item one of saved_model, keras, litert, litert_int8, onnx)",
         ),
     ],
 )
