@@ -103,7 +103,10 @@ outputs = model.signatures["serving_default"]({arguments})"""
         archive.track(owner)
         archive.add_endpoint(SIGNATURE, inference.function)
         with _explain_conversion(self.name):
-            archive.write_out(path, verbose=False)
+            try:
+                archive.write_out(path, verbose=False)
+            except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
+                raise OSError(error.message.splitlines()[0]) from error
 
     def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the signature. See ExportFormat."""
@@ -146,16 +149,19 @@ outputs = model({features}, training=False)"""
         with tempfile.TemporaryDirectory() as folder:
             arrays = Path(folder, "arrays")
             arrays.write_bytes(pickle.dumps(features))
-            ended = subprocess.run(
-                [sys.executable, "-c", _KERAS_PROGRAM, path, str(arrays)],
+            # A program in a file does not import modules of the working directory.
+            program = Path(folder, "run_model.py")
+            program.write_text(_KERAS_PROGRAM)
+            process = subprocess.run(
+                [sys.executable, str(program), path, str(arrays)],
                 # The GPU is busy here.
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if ended.returncode != 0:
-                reason = ended.stderr.strip().rpartition("\n")[2]
+            if process.returncode != 0:
+                reason = process.stderr.strip().rpartition("\n")[2]
                 raise UsageError(
                     f"keras: a program that knows only Keras cannot load the file: {reason:.150};"
                     " take the format saved_model"

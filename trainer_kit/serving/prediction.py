@@ -101,9 +101,15 @@ def predict(
 
     path = os.fspath(output)
     weights_checksum = 0
-    for variable in inference.model.variables:
+    # The variables of a Keras model contain random states, which differ in each process.
+    for variable in getattr(inference.model, "weights", inference.model.variables):
         weights_checksum = zlib.crc32(np.asarray(variable).tobytes(), weights_checksum)
-    identity = {"weights": weights_checksum, "data": inputs.identity, "batch_size": batch_size}
+    identity = {
+        "weights": weights_checksum,
+        "outputs": repr(inference.output_specs),
+        "data": inputs.identity,
+        "batch_size": batch_size,
+    }
     parts = PredictionParts(path, identity)
     count = 0
     while parts.has_part(count):
@@ -158,7 +164,8 @@ class ReplicatedInference:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
         inputs, passed = select_inputs(batch, self._inference)
         rows = len(next(iter(inputs.values())))
-        bounds = np.linspace(0, rows, self._strategy.num_replicas_in_sync + 1).astype(int)
+        replicas = self._strategy.num_replicas_in_sync
+        bounds = np.linspace(0, rows, replicas + 1).astype(int)
 
         def select_part(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
             number = context.replica_id_in_sync_group
@@ -168,14 +175,24 @@ class ReplicatedInference:
                 tensors.append(tf.convert_to_tensor(inputs[name][part], spec.dtype))
             return tensors
 
-        tensors = self._strategy.experimental_distribute_values_from_function(select_part)
-        columns = dict(passed)
-        for name, values in self._run_replicas(tensors).items():
+        if 1 < replicas <= rows:
+            tensors = self._strategy.experimental_distribute_values_from_function(select_part)
+            outputs = {}
+            for name, values in self._run_replicas(tensors).items():
+                parts = self._strategy.experimental_local_results(values)
+                outputs[name] = np.concatenate([to_array(part) for part in parts])
+        else:
+            outputs = self._inference(inputs)
+
+        for name, output in outputs.items():
             if name in passed:
                 raise UsageError(f"input: the column {name!r} has the name of an output; rename it")
-            parts = self._strategy.experimental_local_results(values)
-            columns[name] = np.concatenate([to_array(part) for part in parts])
-        return columns
+            if output.shape[:1] != (rows,):
+                raise UsageError(
+                    f"the output {name!r} has the shape {list(output.shape)} for {rows} rows; a"
+                    " prediction needs outputs with a row for each of them"
+                )
+        return {**passed, **outputs}
 
 
 def _show_progress(inputs: PredictionInputs, skipped: int) -> Iterator[Batch]:
@@ -189,8 +206,17 @@ def _join(pieces: Sequence[Arrays]) -> dict[str, np.ndarray]:
     """Returns the columns of several batches.
 
     Raises:
-      UsageError: When there is none.
+      UsageError: When there is no row, or the rows of the batches differ in shape.
     """
-    if not pieces:
+    columns = {}
+    for name in pieces[0] if pieces else ():
+        arrays = [piece[name] for piece in pieces]
+        shapes = {array.shape[1:] for array in arrays}
+        if len(shapes) > 1:
+            raise UsageError(
+                f"the rows of {name!r} have the shapes {sorted(shapes)}; pad the data to one length"
+            )
+        columns[name] = np.concatenate(arrays)
+    if not any(len(column) for column in columns.values()):
         raise UsageError("input: the data has no row")
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    return columns

@@ -88,10 +88,10 @@ def write_json_lines(parts: PredictionParts, count: int, path: Path) -> None:
 
 
 def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
-    """Writes a CSV file. A vector has a column for each number, such as `outputs_0`.
+    """Writes a CSV file. An array has a column for each number, such as `outputs_0`.
 
     Raises:
-      UsageError: When a column has more than one dimension in a row.
+      UsageError: When two columns would have one name.
     """
     import pandas
 
@@ -99,16 +99,15 @@ def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
         for number, columns in enumerate(parts.read(count)):
             table: dict[str, Any] = {}
             for name, column in columns.items():
-                if column.ndim > 2:
-                    raise UsageError(
-                        f"{name} has the shape {list(column.shape[1:])} in a row, and a CSV file"
-                        " has numbers; write .jsonl, .parquet or .npz"
-                    )
                 if column.ndim == 1:
                     table[name] = to_list(column)
                     continue
-                for index in range(column.shape[1]):
-                    table[f"{name}_{index}"] = column[:, index]
+                values = column.reshape(len(column), -1)
+                for index in range(values.shape[1]):
+                    number_name = f"{name}_{index}"
+                    if number_name in columns:
+                        raise UsageError(f"output: two columns are called {number_name!r}; rename")
+                    table[number_name] = to_list(values[:, index])
             pandas.DataFrame(table).to_csv(stream, header=number == 0, index=False)
 
 
@@ -157,8 +156,8 @@ WRITERS: Mapping[str, Callable[[PredictionParts, int, Path], None]] = {
 
 def check_output(output: str) -> None:
     """Raises UsageError when a path ends with the suffix of no writer."""
-    if Path(output).suffix not in WRITERS:
-        raise UsageError(f"output: {output} ends with none of {', '.join(WRITERS)}")
+    if Path(output).suffix not in WRITERS or Path(output).is_dir():
+        raise UsageError(f"output: {output} is no file that ends with {', '.join(WRITERS)}")
     if output.endswith(".parquet"):
         import_runtime("pyarrow.parquet", "parquet")
 

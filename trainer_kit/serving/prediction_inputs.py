@@ -60,6 +60,8 @@ def open_inputs(
             raise UsageError("predict: a model needs data; give arrays, or the path of a file")
         return _open_validation_data(run, inference, data)
     if not isinstance(data, (str, os.PathLike)):
+        if isinstance(data, tf.data.Dataset):
+            raise UsageError("data: a tf.data.Dataset has no places to continue at; give arrays")
         is_named = isinstance(data, Mapping)
         arrays = data if is_named else inference.name_features(data)
         return _slice_arrays(arrays, batch_size)
@@ -98,7 +100,8 @@ def select_inputs(
         parts = [name]
         if name not in batch and spec.shape.rank == 2:
             parts = [f"{name}_{index}" for index in range(spec.shape[1] or 0)]
-        if not parts or not batch.keys() >= set(parts):
+        is_longer = f"{name}_{len(parts)}" in batch and parts != [name]
+        if not parts or is_longer or not batch.keys() >= set(parts):
             listed = ", ".join(itertools.islice(batch, 12))
             raise UsageError(
                 f"input: the columns are {listed}, and the model takes {name!r} of shape"
@@ -148,14 +151,14 @@ def _open_validation_data(
             features = select_features(batch, run.model)
             columns = inference.name_features(features)
             label: Any = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
-            if tf.is_tensor(label) and label.shape.rank == 1:
+            if tf.is_tensor(label) and label.shape.rank == 1 and "label" not in columns:
                 columns["label"] = to_array(label)
             yield columns
 
     identity: list[Any] = [repr(section)]
-    if pattern is not None:
-        paths = glob.glob(os.fspath(pattern))
-        identity += _describe_files([Path(path) for path in paths])
+    files = getattr(section, "input_path", "")
+    if isinstance(files, str):
+        identity += _describe_files([Path(path) for path in sorted(glob.glob(files))])
     count = int(dataset.cardinality())
     batch_count = count if count >= 0 else None
     return PredictionInputs(identity, read_batches, batch_count)
@@ -163,10 +166,10 @@ def _open_validation_data(
 
 def _slice_arrays(columns: Mapping[str, Any], batch_size: int) -> PredictionInputs:
     arrays = {name: np.asarray(column) for name, column in columns.items()}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
+    lengths = {name: array.shape[:1] for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or () in lengths.values():
         raise UsageError(f"data: the arrays have different lengths: {lengths}")
-    count = max(lengths.values())
+    (count,) = max(lengths.values())
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for begin in range(skipped * batch_size, count, batch_size):
@@ -199,7 +202,10 @@ def _open_table(path: Path, batch_size: int) -> PredictionInputs:
                 pieces = parquet.ParquetFile(path).iter_batches(batch_size)
                 frames = (piece.to_pandas(ignore_metadata=True) for piece in pieces)
             for frame in itertools.islice(frames, skipped, None):
-                yield {name: frame[name].to_numpy(object) for name in frame}
+                missing = [name for name in frame if frame[name].isna().any()]
+                if missing:
+                    raise UsageError(f"{missing} have missing values; fill them")
+                yield {name: frame[name].to_numpy() for name in frame}
 
     return PredictionInputs(_describe_files([path]), read_batches)
 
@@ -247,7 +253,7 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     """A context in which a file may be damaged, or of another kind than its suffix says."""
     try:
         yield
-    except (ValueError, zipfile.BadZipFile, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, tf.errors.OpError) as error:
         line = str(error).strip().partition("\n")[0]
         raise UsageError(f"input: {path} cannot be read: {line:.200}") from error
 
@@ -272,20 +278,30 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
             raise UsageError(f"input: the lists in {name!r} differ in length") from error
         if column.dtype.kind == "U":
             column = np.char.encode(column, "utf-8")
-    if dtype is None:
+        if column.dtype == object:
+            raise UsageError(
+                f"input: {name!r} has values that are neither numbers nor texts; leave it out"
+            )
+    if dtype is None or dtype == tf.string:
         return column
 
-    if column.dtype.kind == "S" and dtype != tf.string:
+    if column.dtype.kind == "S" and not dtype.is_bool:
         # The numbers of a CSV file are texts.
         try:
-            return column.astype(dtype.as_numpy_dtype)
+            column = column.astype(np.int64 if dtype.is_integer else np.float64)
         except ValueError as error:
             raise UsageError(f"input: {name!r} has values that are no numbers: {error}") from error
-    if not np.can_cast(column.dtype, dtype.as_numpy_dtype, "same_kind"):
+    kind = dtype.as_numpy_dtype
+    if dtype.is_integer:
+        is_allowed = column.dtype.kind in "iu" and np.array_equal(column.astype(kind), column)
+    else:
+        is_allowed = np.can_cast(column.dtype, kind, "same_kind")
+    if not is_allowed:
         raise UsageError(
-            f"input: {name!r} has values of {column.dtype}, and the model takes {dtype.name}"
+            f"input: {name!r} has values of {column.dtype} that do not fit the {dtype.name} of the"
+            " model"
         )
-    return column
+    return column.astype(kind, copy=False)
 
 
 def _describe_files(paths: Sequence[Path]) -> list[Any]:
@@ -293,5 +309,5 @@ def _describe_files(paths: Sequence[Path]) -> list[Any]:
     described = []
     for path in paths:
         status = path.stat()
-        described.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+        described.append([path.name, status.st_size, status.st_mtime_ns])
     return described
