@@ -157,15 +157,13 @@ class ReplicatedInference:
     def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
         inputs, passed = select_inputs(batch, self._inference)
-        rows = len(next(iter(inputs.values())))
-        bounds = np.linspace(0, rows, self._strategy.num_replicas_in_sync + 1).astype(int)
 
         def select_part(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
-            number = context.replica_id_in_sync_group
-            part = slice(bounds[number], bounds[number + 1])
             tensors = []
             for name, spec in self._inference.input_specs.items():
-                tensors.append(tf.convert_to_tensor(inputs[name][part], spec.dtype))
+                parts = np.array_split(inputs[name], context.num_replicas_in_sync)
+                part = parts[context.replica_id_in_sync_group]
+                tensors.append(tf.convert_to_tensor(part, spec.dtype))
             return tensors
 
         tensors = self._strategy.experimental_distribute_values_from_function(select_part)
