@@ -38,8 +38,7 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     metrics = import_runtime("sklearn.metrics", "evaluate")
     figures = import_runtime("matplotlib.figure", "evaluate")
 
-    labels: list[np.ndarray] = []
-    predictions: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     worst_rows: list[pandas.DataFrame] = []
     row_count = 0
     for columns in parts:
@@ -56,8 +55,7 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
         else:
             losses = -tf.nn.log_softmax(scores).numpy()
         predicted = losses.argmin(axis=1)
-        labels.append(label)
-        predictions.append(predicted)
+        results.append(np.stack([label, predicted]))
 
         table = pandas.DataFrame(index=range(row_count, row_count + len(label)))
         for name, column in columns.items():
@@ -72,8 +70,7 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
         worst_rows.append(table.nlargest(_WORST_ROWS, "loss"))
         row_count += len(label)
 
-    label = np.concatenate(labels)
-    predicted = np.concatenate(predictions)
+    label, predicted = np.concatenate(results, axis=1)
     classes = np.union1d(label, predicted)
     report = metrics.classification_report(label, predicted, output_dict=True, zero_division=0)
     matrix = metrics.confusion_matrix(label, predicted)

@@ -44,7 +44,8 @@ class InferenceFunction:
         for name, spec in self.input_specs.items():
             arguments.append(tf.convert_to_tensor(values[name], spec.dtype))
         outputs = self.function(*arguments)
-        return {name: to_array(tensor) for name, tensor in outputs.items()}
+        arrays: dict[str, np.ndarray] = tf.nest.map_structure(to_array, outputs)
+        return arrays
 
     def name_features(self, features: Any) -> dict[str, Any]:
         """Returns the parts of features by the names of the inputs.

@@ -48,21 +48,14 @@ def write_model_card(
     """
     inputs = _list_specs(inference.input_specs)
     outputs = _list_specs(inference.output_specs)
-    record = {
-        "step": run.step if run else None,
-        "checkpoint": run.checkpoint if run else None,
-        "inputs": inputs,
-        "outputs": outputs,
-        "formats": {name: asdict(parity) for name, parity in results.items()},
-    }
-    files.write_json(os.path.join(folder, RECORD), record)
-
+    record: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "formats": {}}
     arguments = ", ".join(f"{name}={name}" for name in inputs)
     feeds = ", ".join(f'"{name}": {name}' for name in inputs)
     features = next(iter(inputs)) if len(inputs) == 1 else f"{{{feeds}}}"
     compared = []
     examples = []
     for name, parity in results.items():
+        record["formats"][name] = asdict(parity)
         export_format = FORMATS[name]
         compared.append(f"- {name}, {export_format.file or 'this folder'}: {parity}")
         lines = export_format.load_lines.format(
@@ -79,6 +72,9 @@ def write_model_card(
         manifest = read_manifest(run.folder)
         title = f"{manifest.get('experiment') or run.folder.name}, step {run.step}"
         training = ["## Training", *_describe_training(run, manifest)]
+        record |= {"step": run.step, "checkpoint": run.checkpoint}
+    files.write_json(os.path.join(folder, RECORD), record)
+
     paragraphs = [
         f"# {title}",
         *training,
@@ -115,13 +111,13 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]
         described = "; ".join(f"{name}: {text}" for name, text in parts.items())
         paragraphs.append(f"Data of `{section}`: {described}")
 
-    metrics = []
+    metrics: dict[str, float] = {}
     for record in active_records(read_records(run.folder / "evals" / "validation.jsonl")):
         if record["step"] == run.step:
-            scalars = flatten_scalars(record["metrics"])
-            metrics = [f"- {name}: {value:.6g}" for name, value in scalars.items()]
+            metrics.update(flatten_scalars(record["metrics"]))
     if metrics:
-        paragraphs.append("Metrics at this step:\n\n" + "\n".join(metrics))
+        lines = [f"- {name}: {value:.6g}" for name, value in metrics.items()]
+        paragraphs += ["Metrics at this step:", "\n".join(lines)]
     return paragraphs
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +51,7 @@ class Export:
 
     path: str
     step: int | None
-    formats: dict[str, Parity] = field(default_factory=dict)
+    formats: dict[str, Parity]
 
 
 def export(

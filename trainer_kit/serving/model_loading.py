@@ -239,7 +239,7 @@ def _load_checkpoint(
 
     sizes = [int(tf.size(value)) for value in values]
     unused_keys = graph.shapes.keys() - used_keys
-    unused = sorted(parse_attribute_path(key) for key in unused_keys)
+    unused = sorted(map(parse_attribute_path, unused_keys))
     return LoadedWeights(
         path=prefix,
         part=match.part,
@@ -275,9 +275,8 @@ def _check_match(
         if is_layer and not part.built:
             unbuilt.append(type(part).__name__)
 
-    keys_below = graph.collect_keys_below(variable_match.node)
-    unused_keys = keys_below - used_keys
-    unused = sorted(parse_attribute_path(key) for key in unused_keys)
+    unused_keys = graph.collect_keys_below(variable_match.node) - used_keys
+    unused = sorted(map(parse_attribute_path, unused_keys))
 
     # After averages were loaded, the unused variables are the weights themselves.
     if unbuilt and unused and not variable_match.is_averaged:

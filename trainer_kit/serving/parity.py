@@ -80,8 +80,7 @@ def check_parity(
             " draws random numbers in inference; call its random layers with training=False"
         )
 
-    pairs = list(zip(expected, actual, strict=True))
-    difference = max(_compute_difference(live, exported) for live, exported in pairs)
+    difference = max(map(_compute_difference, expected, actual))
     examples = sum(len(next(iter(batch.values()))) for batch in batches)
     if tolerance is not None:
         if difference > tolerance:
@@ -93,7 +92,7 @@ def check_parity(
         return Parity(difference, examples)
 
     matches: list[np.ndarray] = []
-    for live, exported in pairs:
+    for live, exported in zip(expected, actual, strict=True):
         for output, values in live.items():
             if values.ndim > 1 and values.shape[-1] > 1:
                 matches.append((values.argmax(-1) == exported[output].argmax(-1)).ravel())

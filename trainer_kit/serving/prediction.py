@@ -164,18 +164,16 @@ class ReplicatedInference:
         """Returns the outputs and the columns that are passed through. Runs on the host."""
         inputs, passed = select_inputs(batch, self._inference)
         rows = len(next(iter(inputs.values())))
-        replicas = self._strategy.num_replicas_in_sync
-        bounds = np.linspace(0, rows, replicas + 1).astype(int)
 
         def select_part(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
-            number = context.replica_id_in_sync_group
-            part = slice(bounds[number], bounds[number + 1])
             tensors = []
             for name, spec in self._inference.input_specs.items():
-                tensors.append(tf.convert_to_tensor(inputs[name][part], spec.dtype))
+                parts = np.array_split(inputs[name], context.num_replicas_in_sync)
+                part = parts[context.replica_id_in_sync_group]
+                tensors.append(tf.convert_to_tensor(part, spec.dtype))
             return tensors
 
-        if 1 < replicas <= rows:
+        if 1 < self._strategy.num_replicas_in_sync <= rows:
             tensors = self._strategy.experimental_distribute_values_from_function(select_part)
             outputs = {}
             for name, values in self._run_replicas(tensors).items():

@@ -158,9 +158,9 @@ def _open_validation_data(
     identity: list[Any] = [repr(section)]
     files = getattr(section, "input_path", "")
     if isinstance(files, str):
-        identity += _describe_files([Path(path) for path in sorted(glob.glob(files))])
-    count = int(dataset.cardinality())
-    batch_count = count if count >= 0 else None
+        identity += _describe_files(sorted(glob.glob(files)))
+    # An unknown number is negative.
+    batch_count = max(0, int(dataset.cardinality())) or None
     return PredictionInputs(identity, read_batches, batch_count)
 
 
@@ -213,25 +213,25 @@ def _open_table(path: Path, batch_size: int) -> PredictionInputs:
 def _open_images(folder: Path, inference: InferenceFunction, batch_size: int) -> PredictionInputs:
     """Returns the images of a folder, resized to the shape of the input, with their paths."""
     specs = list(inference.input_specs.values())
-    *size, channels = specs[0].shape[1:]
-    is_image = len(specs) == 1 and len(size) == 2 and None not in size
-    if not is_image or channels not in _COLOR_MODES:
+    _, *size = specs[0].shape
+    is_image = len(size) == 3 and None not in size and size[2] in _COLOR_MODES
+    if len(specs) > 1 or not is_image:
         raise UsageError(
-            f"input: {folder} is a folder of images, and the model takes"
-            f" {', '.join(map(str, specs))}; give a file of arrays"
+            f"input: {folder} is a folder of images, and the model takes {specs}; give a file of"
+            " arrays"
         )
 
     with _explain_read_errors(folder):
         dataset = keras.utils.image_dataset_from_directory(
             folder,
             labels=None,
-            color_mode=_COLOR_MODES[channels],
+            color_mode=_COLOR_MODES[size[2]],
             batch_size=batch_size,
-            image_size=size,
+            image_size=size[:2],
             shuffle=False,
             verbose=False,
         )
-    paths = [Path(path) for path in dataset.file_paths]
+    paths = dataset.file_paths
     names = tf.data.Dataset.from_tensor_slices([os.path.relpath(path, folder) for path in paths])
     batches = tf.data.Dataset.zip((dataset, names.batch(batch_size)))
 
@@ -304,10 +304,10 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
     return column.astype(kind, copy=False)
 
 
-def _describe_files(paths: Sequence[Path]) -> list[Any]:
+def _describe_files(paths: Sequence[str | Path]) -> list[Any]:
     """Returns what tells files from others of their names."""
     described = []
     for path in paths:
-        status = path.stat()
-        described.append([path.name, status.st_size, status.st_mtime_ns])
+        status = os.stat(path)
+        described.append([os.path.basename(path), status.st_size, status.st_mtime_ns])
     return described

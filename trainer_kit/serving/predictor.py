@@ -106,7 +106,8 @@ def get_predictor(
 
         arguments = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         tensors = compute_tensors(arguments)
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
+        arrays: dict[str, np.ndarray] = tf.nest.map_structure(np.asarray, tensors)
+        return arrays
 
     return predict
 

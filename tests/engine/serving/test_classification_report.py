@@ -103,15 +103,6 @@ def test_a_single_number_is_for_the_second_of_two_classes(
     np.testing.assert_allclose(worst.sort_values("row")["probability"], expected, rtol=1e-5)
 
 
-def test_numbers_in_0_to_1_without_the_sum_1_are_logits(tmp_path: Path) -> None:
-    outputs = np.array([[0.0, 0.5], [0.5, 0.0]], "float32")
-
-    write_report([{"label": np.array([0, 0]), "outputs": outputs}], ["outputs"], tmp_path / "p.csv")
-
-    _, worst = read_results(tmp_path / "p.csv")
-    np.testing.assert_allclose(worst["probability"], [1 / (1 + np.e**0.5), 1 / (1 + np.e**-0.5)])
-
-
 def test_an_output_that_is_not_a_number_is_the_worst(tmp_path: Path) -> None:
     outputs = PROBABILITIES.copy()
     outputs[3] = np.nan

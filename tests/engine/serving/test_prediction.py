@@ -120,6 +120,21 @@ def test_parts_of_another_prediction_are_not_merged(model: keras.Model, tmp_path
     np.testing.assert_allclose(np.load(path)["outputs"], model(ROWS + 1), rtol=1e-5)
 
 
+def test_random_states_of_a_model_do_not_change_its_parts(tmp_path: Path) -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,), name="x")
+        # It has a random state of its own in each process.
+        dropout = keras.layers.Dropout(0.5, seed=np.random.default_rng().integers(1000))
+        return keras.Model(inputs, keras.layers.Dense(2)(dropout(inputs)))
+
+    for worker in (1, 0):
+        path = tmp_path / "out.npz"
+        trainer_kit.predict(build(), ROWS, path, batch_size=10, worker=worker, workers=2)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["out.npz"]
+
+
 def test_two_workers_share_the_parts(model: keras.Model, tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
 
@@ -139,6 +154,7 @@ def test_two_replicas_share_each_batch(tmp_path: Path) -> None:
         inputs = keras.Input((3,), name="x")
         model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
 
+    # The last batch has a single row.
     columns = trainer_kit.predict(model, ROWS[:33], batch_size=16, strategy=strategy)
 
     np.testing.assert_allclose(columns["outputs"], model(ROWS[:33]), rtol=1e-5)
@@ -210,6 +226,8 @@ def test_outputs_may_be_texts(tmp_path: Path, suffix: str) -> None:
         ("in.npz", b"no zip"),
         ("in.csv", b""),
         ("in.csv", b"x_0,x_1,x_2\n1,2,three\n"),
+        ("in.csv", b"x_0,x_1,x_2\n"),
+        ("in.npz", b""),
         ("in.parquet", b"no parquet"),
     ],
 )
@@ -220,6 +238,35 @@ def test_a_damaged_file_is_one_line(
 
     with pytest.raises(UsageError, match="input: "):
         trainer_kit.predict(model, tmp_path / name)
+
+
+def test_missing_values_of_a_parquet_file_are_refused(model: keras.Model, tmp_path: Path) -> None:
+    table = pandas.DataFrame({"x": list(ROWS), "key": [None, *KEYS[1:]]})
+    table.to_parquet(tmp_path / "in.parquet")
+
+    with pytest.raises(UsageError, match=r"'key'. have missing values"):
+        trainer_kit.predict(model, tmp_path / "in.parquet")
+
+
+def test_numbers_that_an_input_cannot_contain_are_refused() -> None:
+    inputs = keras.Input((), name="x", dtype="int32")
+    model = keras.Model(inputs, keras.layers.Identity()(inputs))
+
+    with pytest.raises(UsageError, match="values of int64 that do not fit the int32"):
+        trainer_kit.predict(model, {"x": np.array([2**40])})
+
+
+def test_an_output_without_rows_is_refused() -> None:
+    class Total(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = tf.Variable(0.0)
+
+        def __call__(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return tf.reduce_sum(inputs)
+
+    with pytest.raises(UsageError, match=r"shape \[\] for 32 rows"):
+        trainer_kit.predict(Total(), ROWS)
 
 
 def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
@@ -235,10 +282,30 @@ def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
     np.testing.assert_allclose(columns["outputs"], trained(points), rtol=1e-5)
 
 
+def test_a_feature_called_label_is_not_replaced(tmp_path: Path) -> None:
+    inputs = keras.Input((1,), name="label", dtype="int32")
+    model = keras.Model({"label": inputs}, keras.layers.Identity(name="same")(inputs))
+
+    columns = trainer_kit.predict(model, {"label": np.array([[7], [8]])})
+
+    assert columns["outputs"].tolist() == [[7], [8]]
+
+
+def test_numbers_of_a_csv_file_have_the_type_of_the_input(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("x,key\n200,7\n3,a\n")
+    inputs = keras.Input((), name="x", dtype="uint8")
+    model = keras.Model(inputs, keras.layers.Identity()(inputs))
+
+    columns = trainer_kit.predict(model, tmp_path / "in.csv")
+
+    assert columns["outputs"].tolist() == [200, 3]
+    assert columns["key"].tolist() == [b"7", b"a"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"output": "out.txt"}, "ends with none of .jsonl, .csv, .parquet, .npz"),
+        ({"output": "out.txt"}, "is no file that ends with .jsonl, .csv, .parquet, .npz"),
         ({"data": "nothing.npz"}, "there is no file nothing.npz"),
         ({"data": {"y": ROWS}}, "the columns are y, and the model takes 'x'"),
         (
@@ -247,10 +314,22 @@ def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
         ),
         ({"data": {"x": ROWS, "key": KEYS[:3]}}, "the arrays have different lengths"),
         ({"data": {"x": ROWS[:0]}}, "the data has no row"),
+        ({"data": {f"x_{index}": ROWS[:, 0] for index in range(4)}}, "the model takes 'x'"),
+        ({"data": {"x": ROWS, "key": np.array([{}] * 70)}}, "neither numbers nor texts"),
+        ({"data": {"x": ROWS, "outputs": KEYS}}, "'outputs' has the name of an output"),
+        ({"data": {"x": ROWS, "outputs_0": KEYS}, "output": "o.csv"}, "two columns are called"),
+        ({"data": tf.data.Dataset.from_tensors(ROWS)}, "give arrays"),
         ({"workers": 2}, "several workers and evaluate need an output"),
     ],
 )
-def test_mistakes_are_one_line(model: keras.Model, arguments: dict[str, Any], message: str) -> None:
+def test_mistakes_are_one_line(
+    model: keras.Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
         trainer_kit.predict(model, **{"data": ROWS, **arguments})
 
