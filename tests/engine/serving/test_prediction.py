@@ -125,7 +125,7 @@ def test_random_states_of_a_model_do_not_change_its_parts(tmp_path: Path) -> Non
         keras.utils.set_random_seed(1)
         inputs = keras.Input((3,), name="x")
         # It has a random state of its own in each process.
-        dropout = keras.layers.Dropout(0.5, seed=np.random.default_rng().integers(1000))
+        dropout = keras.layers.Dropout(0.5, seed=int(np.random.default_rng().integers(1000)))
         return keras.Model(inputs, keras.layers.Dense(2)(dropout(inputs)))
 
     for worker in (1, 0):
@@ -256,6 +256,11 @@ def test_numbers_that_an_input_cannot_contain_are_refused() -> None:
         trainer_kit.predict(model, {"x": np.array([2**40])})
 
 
+def test_a_dataset_is_refused(model: keras.Model) -> None:
+    with pytest.raises(UsageError, match="give arrays"):
+        trainer_kit.predict(model, tf.data.Dataset.from_tensors(ROWS))
+
+
 def test_an_output_without_rows_is_refused() -> None:
     class Total(tf.Module):
         def __init__(self) -> None:
@@ -318,7 +323,6 @@ def test_numbers_of_a_csv_file_have_the_type_of_the_input(tmp_path: Path) -> Non
         ({"data": {"x": ROWS, "key": np.array([{}] * 70)}}, "neither numbers nor texts"),
         ({"data": {"x": ROWS, "outputs": KEYS}}, "'outputs' has the name of an output"),
         ({"data": {"x": ROWS, "outputs_0": KEYS}, "output": "o.csv"}, "two columns are called"),
-        ({"data": tf.data.Dataset.from_tensors(ROWS)}, "give arrays"),
         ({"workers": 2}, "several workers and evaluate need an output"),
     ],
 )
