@@ -132,11 +132,11 @@ def export(
                         f"{export_format.name}: it takes its ranges from examples; give"
                         f" examples={_EXAMPLES} examples in one batch"
                     )
-                end = _FEW_EXAMPLES
-                bound = TOLERANCE if tolerance is None else tolerance
-                if has_low_precision or not export_format.is_exact:
-                    end = _EXAMPLES
-                    bound = tolerance
+                end = _EXAMPLES
+                bound = tolerance
+                if export_format.is_exact and not has_low_precision:
+                    end = _FEW_EXAMPLES
+                    bound = TOLERANCE if tolerance is None else tolerance
                 batches = []
                 # There may be only one example.
                 for part in (slice(1), slice(1, end))[:count]:
