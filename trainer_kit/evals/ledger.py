@@ -136,7 +136,7 @@ class Ledger:
 
         if self._recorded_metrics is None:
             # The first record of several with one key counts.
-            self._recorded_metrics = {}
+            recorded_metrics: dict[tuple[Any, ...], dict[str, Any]] = {}
             for record in self.records():
                 if record.get("kind") != REWIND:
                     key = (
@@ -146,7 +146,8 @@ class Ledger:
                         record.get("config_hash"),
                     )
                     values = _encode_metrics(record["metrics"])
-                    self._recorded_metrics.setdefault(key, values)
+                    recorded_metrics.setdefault(key, values)
+            self._recorded_metrics = recorded_metrics
 
         is_new = False
         for dataset, set_metrics, duration in evaluations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -91,8 +92,7 @@ def build_inference_function(
         names = []
 
     input_specs = {}
-    names = name_tensors(features_spec, "inputs", names)
-    for name, spec in zip(names, tf.nest.flatten(features_spec), strict=True):
+    for name, spec in name_tensors(features_spec, "inputs", names).items():
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
             raise UsageError(
                 f"the input {name!r} is {spec}; an export takes dense tensors whose first dimension"
@@ -115,17 +115,22 @@ def build_inference_function(
             outputs = apply_autograph(task.inference_step)(features, model)
         if postprocess is not None:
             outputs = apply_autograph(postprocess)(outputs)
-        outputs = full_precision(outputs)
-        output_names = name_tensors(outputs, "outputs")
-        return dict(zip(output_names, tf.nest.flatten(outputs), strict=True))
+        return name_tensors(full_precision(outputs), "outputs")
 
     try:
         outputs = infer.get_concrete_function().structured_outputs
-    except ValueError as error:
+        output_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs)
+    except (ValueError, TypeError) as error:
         name = type(model if task is None else task).__name__
         raise UsageError(f"{name} does not take {features_spec} as input: {error}") from error
-    output_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs)
-    return InferenceFunction(task, model, features_spec, input_specs, output_specs, infer)
+    return InferenceFunction(
+        task=task,
+        model=model,
+        features_spec=features_spec,
+        input_specs=input_specs,
+        output_specs=output_specs,
+        function=infer,
+    )
 
 
 def overrides(task: TaskLike | None, name: str) -> bool:
@@ -134,8 +139,8 @@ def overrides(task: TaskLike | None, name: str) -> bool:
     return method is not None and method is not getattr(Task, name)
 
 
-def name_tensors(structure: Any, single_name: str, names: Sequence[str] = ()) -> list[str]:
-    """Returns a name for each tensor of a structure, in the order of tf.nest.
+def name_tensors(structure: Any, single_name: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the tensors of a structure by names, in the order of tf.nest.
 
     A key of a dict is a name, and so is the index in a list after `single_name`, which is also the
     name of a tensor alone.
@@ -148,7 +153,8 @@ def name_tensors(structure: Any, single_name: str, names: Sequence[str] = ()) ->
     Raises:
       UsageError: When two tensors have the same name.
     """
-    count = len(tf.nest.flatten(structure))
+    tensors = tf.nest.flatten(structure)
+    count = len(tensors)
     if isinstance(structure, Mapping) or len(names) != count:
         # keras.tree has paths, and another order than tf.nest for some kinds of dict.
         numbers = tf.nest.pack_sequence_as(structure, list(range(count)))
@@ -160,7 +166,12 @@ def name_tensors(structure: Any, single_name: str, names: Sequence[str] = ()) ->
                 parts.insert(0, single_name)
             names.append("_".join(parts))
 
-    names = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in names]
-    if len(set(names)) < len(names):
+    named_tensors = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        argument = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not re.match("[A-Za-z]", argument) or keyword.iskeyword(argument) or argument == "self":
+            argument = f"{single_name}_{argument}"
+        named_tensors[argument] = tensor
+    if len(named_tensors) < count:
         raise UsageError(f"two tensors would have one name: {', '.join(names)}; rename the keys")
-    return names
+    return named_tensors

@@ -50,9 +50,7 @@ def load_keras_file(model: Model, path: str) -> tuple[int, int]:
             f" the file was saved; no weight was changed:\n{reason}"
         ) from error
 
-    sizes = [int(value.size) for value in old_values]
-    parameter_count = sum(sizes)
-    return len(variables), parameter_count
+    return len(variables), sum(value.size for value in old_values)
 
 
 def _load_strictly(

@@ -50,8 +50,11 @@ def write_model_card(
     outputs = _list_specs(inference.output_specs)
     record: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "formats": {}}
     arguments = ", ".join(f"{name}={name}" for name in inputs)
-    feeds = ", ".join(f'"{name}": {name}' for name in inputs)
-    features = next(iter(inputs)) if len(inputs) == 1 else f"{{{feeds}}}"
+    items = ", ".join(f'"{name}": {name}' for name in inputs)
+    feeds = f"{{{items}}}"
+    features = next(iter(inputs)) if len(inputs) == 1 else feeds
+    if isinstance(inference.features_spec, (list, tuple)):
+        features = f"[{', '.join(inputs)}]"
     compared = []
     examples = []
     for name, parity in results.items():
@@ -61,7 +64,7 @@ def write_model_card(
         lines = export_format.load_lines.format(
             path=target / export_format.file,
             arguments=arguments,
-            feeds=f"{{{feeds}}}",
+            feeds=feeds,
             features=features,
         )
         examples.append(f"{name}:\n\n```python\n{lines}\n```")

@@ -114,9 +114,10 @@ def export(
     arrays = {}
     for name, column in columns.items():
         arrays[name] = to_array(tf.cast(column, inference.input_specs[name].dtype))
-    count = len(next(iter(arrays.values())))
-    if count == 0:
-        raise UsageError("examples: the batch is empty; give one example at least")
+    counts = {len(array) for array in arrays.values()}
+    count = counts.pop()
+    if count == 0 or counts:
+        raise UsageError("examples: give one batch, with the same number of rows for each input")
 
     dtypes = {getattr(model, "compute_dtype", None)}
     if run is not None:
@@ -132,11 +133,11 @@ def export(
                         f"{export_format.name}: it takes its ranges from examples; give"
                         f" examples={_EXAMPLES} examples in one batch"
                     )
-                end = _FEW_EXAMPLES
-                bound = TOLERANCE if tolerance is None else tolerance
-                if has_low_precision or not export_format.is_exact:
-                    end = _EXAMPLES
-                    bound = tolerance
+                end = _EXAMPLES
+                bound = tolerance
+                if export_format.is_exact and not has_low_precision:
+                    end = _FEW_EXAMPLES
+                    bound = TOLERANCE if tolerance is None else tolerance
                 batches = []
                 # There may be only one example.
                 for part in (slice(1), slice(1, end))[:count]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -307,21 +308,15 @@ def _load_with_retry(
 
 def _format_by_section(names: Sequence[str]) -> str:
     """Returns the names as text, grouped by their first part: "optimizer (9), global_step"."""
-    sections: dict[str, list[str]] = {}
-    for name in names:
-        section, _, _ = name.partition("/")
-        section_names = sections.setdefault(section, [])
-        section_names.append(name)
-
+    counts = collections.Counter(name.partition("/")[0] for name in names)
     parts = []
-    for section, section_names in sections.items():
-        is_name = section_names == [section]
-        part = section if is_name else f"{section} ({len(section_names)})"
-        parts.append(part)
+    for section, count in counts.items():
+        is_name = section in names
+        parts.append(section if is_name else f"{section} ({count})")
     text = ", ".join(parts)
 
     # A single section is followed by its first names.
-    if len(sections) == 1 and len(names) > 1:
+    if len(counts) == 1 and len(names) > 1:
         ellipsis = " ..." if len(names) > _MAX_LISTED_NAMES else ""
         first_names = ", ".join(names[:_MAX_LISTED_NAMES])
         text += f": {first_names}{ellipsis}"

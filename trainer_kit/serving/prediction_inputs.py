@@ -133,15 +133,13 @@ def _open_validation_data(
 ) -> PredictionInputs:
     """Returns a run's first validation set, or TFRecord files in its place, with its labels."""
     config = run.config
-    section = config.task.validation_data
     if pattern is not None:
-        if not hasattr(section, "input_path"):
+        if not hasattr(config.task.validation_data, "input_path"):
             raise UsageError(
                 f"input: task.validation_data of the run has no input_path, so {pattern} cannot be"
                 " read in its place"
             )
-        section = section.replace(input_path=os.fspath(pattern))
-        config = config.replace(task=config.task.replace(validation_data=section))
+        config = config.replace(task={"validation_data": {"input_path": os.fspath(pattern)}})
     dataset = build_validation_dataset(config, run.task)
     if is_infinite(dataset):
         raise DataError("task.validation_data has no end; a prediction needs one")
@@ -159,9 +157,12 @@ def _open_validation_data(
     files = getattr(section, "input_path", "")
     if isinstance(files, str):
         identity += _describe_files(sorted(glob.glob(files)))
-    # An unknown number is negative.
-    batch_count = max(0, int(dataset.cardinality())) or None
-    return PredictionInputs(identity, read_batches, batch_count)
+    return PredictionInputs(
+        identity=identity,
+        read_batches=read_batches,
+        # An unknown number is negative.
+        batch_count=max(0, int(dataset.cardinality())) or None,
+    )
 
 
 def _slice_arrays(columns: Mapping[str, Any], batch_size: int) -> PredictionInputs:

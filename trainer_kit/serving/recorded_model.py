@@ -24,12 +24,11 @@ def describe_model(task: TaskLike, model: Model) -> dict[str, str]:
     an adapted vocabulary or adapted bins, which are in no variable, and for a task whose inference
     is not a call of the model.
     """
-    # A class with its own train_step is a graph of layers, and one with its own call is not.
-    call = getattr(type(model), "call", None)
-    is_keras_call = getattr(call, "__module__", "").startswith("keras.")
     methods = ("inference_step", "preprocess", "postprocess")
-    is_graph = is_keras_call and getattr(model, "inputs", None)
-    if not is_graph or any(overrides(task, name) for name in methods):
+    if not isinstance(model, keras.Model) or any(overrides(task, name) for name in methods):
+        return {}
+    # A class with its own train_step is a graph of layers, and one with its own call is not.
+    if not getattr(model, "inputs", None) or not type(model).call.__module__.startswith("keras."):
         return {}
 
     for part in tf.train.TrackableView(model).descendants():

@@ -318,4 +318,4 @@ def test_a_preprocess_needs_examples(
     ],
 )
 def test_inputs_have_names(structure: Any, names: list[str]) -> None:
-    assert name_tensors(structure, "inputs") == names
+    assert list(name_tensors(structure, "inputs")) == names
