@@ -153,6 +153,7 @@ def _open_validation_data(
                 columns["label"] = to_array(label)
             yield columns
 
+    section = config.task.validation_data
     identity: list[Any] = [repr(section)]
     files = getattr(section, "input_path", "")
     if isinstance(files, str):
