@@ -17,6 +17,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
@@ -325,7 +326,8 @@ def _agree_on_finished_run(
 def _export_weights(plan: RunPlan, progress: Progress) -> None:
     """Exports the weights of a training run that has ended, as trainer.export asks.
 
-    They are the best weights, or the latest ones if there are no best. An export that exists stays.
+    They are the best weights, or the latest ones if there are no best. An export that exists, and
+    has all formats, stays.
     Called on every worker, outside of the strategy's scope. The chief exports.
 
     Raises:
@@ -342,6 +344,10 @@ def _export_weights(plan: RunPlan, progress: Progress) -> None:
             best = read_info(plan.directory.best_dir)
             step = best["step"] if best else int(progress.trainer.global_step.numpy())
             target = Path(plan.directory.path, "export", str(step))
+            record = files.read_json(target / "export.json") or {"formats": options.export}
+            missing = [name for name in options.export if name not in record["formats"]]
+            if missing:
+                raise UsageError(f"{target} has no {', '.join(missing)}; remove it to export again")
             if not target.exists():
                 _LOG.info("exporting the weights of step %d", step)
                 which = "best" if best else "latest"

@@ -97,6 +97,7 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     files.write_json(output.with_suffix(".report.json"), report)
     files.write_bytes(output.with_suffix(".confusion.png"), picture.getvalue())
     files.write_text(output.with_suffix(".worst.csv"), worst.to_csv(index_label="row"))
+    print(f"the results are in {output.with_suffix('')}.report.json, .confusion.png, .worst.csv")
 
 
 def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

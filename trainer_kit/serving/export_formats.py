@@ -292,10 +292,13 @@ def _explain_conversion(name: str) -> Iterator[None]:
         text = str(error)
         operations = sorted(set(re.findall(r"'tf\.(\w+)' op", text)))
         reason = " ".join(text.split()) or type(error).__name__
+        reason = f"{reason:.200}"
+        if name != SavedModelFormat.name:
+            reason = f"{reason}; take the format saved_model"
         if "TensorListReserve" in operations:
             reason = "a recurrent layer has a loop; build it with unroll=True"
         elif "'untracked' resource" in text:
             reason = "it reads a lookup table that is no attribute of the task; make it one"
         elif operations:
             reason = f"it has no operation {', '.join(operations)}; take the format saved_model"
-        raise UsageError(f"{name} refuses the model: {reason:.300}") from error
+        raise UsageError(f"{name} refuses the model: {reason}") from error

@@ -98,8 +98,8 @@ def check_parity(
                 matches.append((values.argmax(-1) == exported[output].argmax(-1)).ravel())
     if not matches:
         raise UsageError(
-            f"{name}: it computes in low precision, and the outputs are no classes; give the"
-            " tolerance that is good enough"
+            f"{name}: it computes in low precision, the outputs are no classes, and they differ by"
+            f" {difference:.1e} of the largest one; give a tolerance if that is good enough"
         )
     agreement = float(np.concatenate(matches).mean())
     if agreement < _CLASSES_AGREE:

@@ -180,7 +180,11 @@ class ReplicatedInference:
                 parts = self._strategy.experimental_local_results(values)
                 outputs[name] = np.concatenate([to_array(part) for part in parts])
         else:
-            outputs = self._inference(inputs)
+            try:
+                outputs = self._inference(inputs)
+            except tf.errors.InvalidArgumentError as error:
+                reason = error.message.partition("\n")[0]
+                raise UsageError(f"input: the model cannot compute a batch: {reason}") from error
 
         for name, output in outputs.items():
             if name in passed:

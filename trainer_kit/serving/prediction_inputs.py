@@ -149,8 +149,10 @@ def _open_validation_data(
             features = select_features(batch, run.model)
             columns = inference.name_features(features)
             label: Any = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
-            if tf.is_tensor(label) and label.shape.rank == 1 and "label" not in columns:
-                columns["label"] = to_array(label)
+            if tf.is_tensor(label) and (label.shape.rank or 3) <= 2 and "label" not in columns:
+                # A label is often a row of one number.
+                array = to_array(label)
+                columns["label"] = array[:, 0] if array.shape[1:] == (1,) else array
             yield columns
 
     section = config.task.validation_data
@@ -207,7 +209,8 @@ def _open_table(path: Path, batch_size: int) -> PredictionInputs:
                 missing = [name for name in frame if frame[name].isna().any()]
                 if missing:
                     raise UsageError(f"{missing} have missing values; fill them")
-                yield {name: frame[name].to_numpy() for name in frame}
+                if len(frame):
+                    yield {name: frame[name].to_numpy() for name in frame}
 
     return PredictionInputs(_describe_files([path]), read_batches)
 
