@@ -119,7 +119,7 @@ def build_inference_function(
     try:
         outputs = infer.get_concrete_function().structured_outputs
     except ValueError as error:
-        name = type(model if task is None else task).__name__
+        name = type(task or model).__name__
         raise UsageError(f"{name} does not take {features_spec} as input: {error}") from error
     output_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs)
     return InferenceFunction(
