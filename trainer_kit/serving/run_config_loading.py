@@ -121,9 +121,9 @@ def read_run_config(
         raise UsageError(
             f"{run_dir / 'manifest.json'} names no experiment, since the run was started from"
             f" Python without one, and it has no {MODEL_FILE}, which a Keras 3 model has unless it"
-            " cannot be serialized or has an adapted vocabulary; build its model yourself and call"
-            f" trainer_kit.load_weights(model, {str(run_dir)!r}), or, after a fit of"
-            f" trainer_kit.compat.keras, compat.keras.load(model, {str(run_dir)!r})"
+            " has its own call or an adapted vocabulary, or cannot be serialized; build its model"
+            f" yourself and call trainer_kit.load_weights(model, {str(run_dir)!r}), or, after a fit"
+            f" of trainer_kit.compat.keras, compat.keras.load(model, {str(run_dir)!r})"
         )
 
     # All but a few fields of the section runtime get their values for one device.
