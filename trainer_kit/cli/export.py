@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.output,
         arguments.format,
         which=arguments.checkpoint,
-        import_modules=arguments.import_module != ["none"] and arguments.import_module,
+        import_modules=arguments.import_module,
         weights=arguments.weights,
         tolerance=arguments.tolerance,
     )

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.input,
         arguments.output,
         which=arguments.checkpoint,
-        import_modules=arguments.import_module != ["none"] and arguments.import_module,
+        import_modules=arguments.import_module,
         weights=arguments.weights,
         batch_size=arguments.batch_size,
         strategy=create_strategy(RuntimeConfig(distribution_strategy="mirrored")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import types
@@ -87,8 +88,7 @@ def describe_allowed_values(annotation: object, metadata: tuple[object, ...] = (
 def format_value(value: object) -> str:
     """Returns a value as a config file would show it, cut to one short line."""
     if value is None or isinstance(value, bool):
-        words = {None: "null", True: "true", False: "false"}
-        return words[value]
+        return json.dumps(value)
     text = repr(value)
     if len(text) <= 60:
         return text

@@ -129,9 +129,11 @@ def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.n
     label = label.astype(np.int64)
     scores = scores.reshape(len(label), -1)
     last_class = max(1, scores.shape[1] - 1)
-    if label.min() < 0 or label.max() > last_class:
+    lowest = label.min()
+    highest = label.max()
+    if lowest < 0 or highest > last_class:
         raise UsageError(
-            f"evaluate: the labels are {label.min()} to {label.max()}, and the classes of the model"
+            f"evaluate: the labels are {lowest} to {highest}, and the classes of the model"
             f" 0 to {last_class}"
         )
     return label, scores

@@ -194,7 +194,7 @@ outputs = interpreter.get_signature_runner("serving_default")({arguments})"""
             SavedModelFormat().write(inference, folder, examples)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
             if not self.is_exact:
-                batches = tf.data.Dataset.from_tensor_slices(dict(examples)).batch(1)
+                batches = tf.data.Dataset.from_tensor_slices(examples).batch(1)
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]
                 converter.representative_dataset = batches.as_numpy_iterator
             with _explain_conversion(self.name):
@@ -242,7 +242,7 @@ outputs = session.run(None, {feeds})"""
         names = list(inference.output_specs)
         with _explain_conversion("onnx: ONNX Runtime"):
             session = runtime.InferenceSession(path)
-            results = [session.run(names, dict(batch)) for batch in batches]
+            results = [session.run(names, batch) for batch in batches]
         return [dict(zip(names, result, strict=True)) for result in results]
 
 

@@ -121,7 +121,7 @@ def build_inference_function(
         outputs = infer.get_concrete_function().structured_outputs
         output_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs)
     except (ValueError, TypeError) as error:
-        name = type(model if task is None else task).__name__
+        name = type(task or model).__name__
         raise UsageError(f"{name} does not take {features_spec} as input: {error}") from error
     return InferenceFunction(
         task=task,

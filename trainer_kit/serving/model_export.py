@@ -151,15 +151,16 @@ def export(
                 results[export_format.name] = replace(parity, is_random=is_random)
             except UsageError as error:
                 refusals.append(str(error))
+        reasons = "; ".join(refusals)
         if not results:
-            raise UsageError(f"nothing is published: {'; '.join(refusals)}")
+            raise UsageError(f"nothing is published: {reasons}")
         write_model_card(folder, target, run, inference, results)
 
     for name, parity in results.items():
         print(f"{name}: {parity}")
     if refusals:
         published = ", ".join(results)
-        raise UsageError(f"{'; '.join(refusals)}; {target} has the other formats: {published}")
+        raise UsageError(f"{reasons}; {target} has the other formats: {published}")
     print(f"exported to {target}")
     return Export(str(target), run.step if run else None, results)
 

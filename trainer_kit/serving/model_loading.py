@@ -130,7 +130,14 @@ def open_run(
             # It computes with copies of its variables.
             part.finalize_state()
     step = int(trainer.global_step.numpy())
-    return LoadedRun(folder, config, task, trainer.model, prefix, step)
+    return LoadedRun(
+        folder=folder,
+        config=config,
+        task=task,
+        model=trainer.model,
+        checkpoint=prefix,
+        step=step,
+    )
 
 
 def load_model(
@@ -238,14 +245,13 @@ def _load_checkpoint(
         converted_value = tf.cast(value, variable.dtype)
         variable.assign(converted_value)
 
-    sizes = [int(tf.size(value)) for value in values]
     unused_keys = graph.shapes.keys() - used_keys
     unused = sorted(map(parse_attribute_path, unused_keys))
     return LoadedWeights(
         path=prefix,
         part=match.part,
         variables=len(values),
-        parameters=sum(sizes),
+        parameters=sum(int(tf.size(value)) for value in values),
         averaged=match.is_averaged,
         unused=tuple(unused),
     )

@@ -64,13 +64,14 @@ def check_parity(
       UsageError: When the export differs too far, or from itself.
     """
     # On a GPU float32 is TF32 by default, which has the accuracy of float16.
-    is_allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    options = tf.config.experimental
+    is_allowed = options.tensor_float_32_execution_enabled()
+    options.enable_tensor_float_32_execution(False)
     try:
         expected = [inference(batch) for batch in batches]
         *actual, repeated = export_format.run(inference, path, [*batches, batches[-1]])
     finally:
-        tf.config.experimental.enable_tensor_float_32_execution(is_allowed)
+        options.enable_tensor_float_32_execution(is_allowed)
 
     name = export_format.name
     random_difference = _compute_difference(actual[-1], repeated)

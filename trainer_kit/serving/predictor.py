@@ -97,9 +97,8 @@ def get_predictor(
         # A name that is also a position, or one value too many, changes the count.
         count = len(positional) + len(named)
         if count != len(inputs) or values.keys() != set(inputs):
-            positional_texts = ["..."] * len(positional)
-            named_texts = [f"{name}=..." for name in named]
-            call = ", ".join([*positional_texts, *named_texts])
+            texts = ["..."] * len(positional) + [f"{name}=..." for name in named]
+            call = ", ".join(texts)
             raise UsageError(
                 f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({call})"
             )

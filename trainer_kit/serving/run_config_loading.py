@@ -53,11 +53,10 @@ def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
         raise UsageError(f"there is no folder {folder}; {advice}")
 
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
-    title = "runs in it" if runs else "it holds"
     names = runs or os.listdir(folder)
     first_names = ", ".join(names[:12])
     raise UsageError(
-        f"{folder} is not the folder of a run: it has no params.yaml; {title}: {first_names}"
+        f"{folder} is not the folder of a run: it has no params.yaml; it holds: {first_names}"
     )
 
 
@@ -71,7 +70,7 @@ def read_run_config(
     Args:
       run_dir: The run's folder.
       import_modules: The modules to import before the experiment is looked up, or one. Empty:
-        those of the run's command. False: nothing that the run names is imported.
+        those of the run's command. False or "none": nothing that the run names is imported.
 
     Raises:
       UsageError: when the experiment is not recorded or not known, a module cannot be imported, or
@@ -84,6 +83,9 @@ def read_run_config(
     modules = import_modules or []
     if isinstance(modules, str):
         modules = [modules]
+    if "none" in modules:
+        import_modules = False
+        modules = []
 
     # What the run names is the code of whoever wrote the folder.
     recorded: list[str] = []
@@ -96,13 +98,13 @@ def read_run_config(
     trainer_class = trainer.get("trainer_class") if isinstance(trainer, dict) else ""
     if trainer_class:
         named.append(str(trainer_class))
-    if named and import_modules is False:
+    code = " and ".join(named)
+    if code and import_modules is False:
         raise UsageError(
-            f"import_modules=False: {run_dir} needs {' and '.join(named)}; name what you trust in"
-            " import_modules"
+            f"import_modules=False: {run_dir} needs {code}; name what you trust in import_modules"
         )
-    if named:
-        print(f"imports {' and '.join(named)}, which {run_dir} names")
+    if code:
+        print(f"imports {code}, which {run_dir} names")
 
     advice = " (give it, or go to the folder where the run was started)" if recorded else ""
     for module in modules or recorded:
@@ -119,9 +121,9 @@ def read_run_config(
         raise UsageError(
             f"{run_dir / 'manifest.json'} names no experiment, since the run was started from"
             f" Python without one, and it has no {MODEL_FILE}, which a Keras 3 model has unless it"
-            " cannot be serialized or has an adapted vocabulary; build its model yourself and call"
-            f" trainer_kit.load_weights(model, {str(run_dir)!r}), or, after a fit of"
-            f" trainer_kit.compat.keras, compat.keras.load(model, {str(run_dir)!r})"
+            " has its own call or an adapted vocabulary, or cannot be serialized; build its model"
+            f" yourself and call trainer_kit.load_weights(model, {str(run_dir)!r}), or, after a fit"
+            f" of trainer_kit.compat.keras, compat.keras.load(model, {str(run_dir)!r})"
         )
 
     # All but a few fields of the section runtime get their values for one device.

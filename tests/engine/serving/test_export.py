@@ -212,9 +212,7 @@ def test_int8_of_numbers_needs_a_bound(tmp_path: Path) -> None:
     inputs = keras.Input((6,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
 
-    with pytest.raises(
-        UsageError, match=r"no classes, and they differ by .*; give a"
-    ):
+    with pytest.raises(UsageError, match=r"no classes, and they differ by .*; give a"):
         trainer_kit.export(model, tmp_path / "model", ["litert_int8"], examples=LEFT)
 
 

@@ -234,8 +234,10 @@ class MultiTask(Task):
         """
         models = {name: model_of_task(model, name) for name in self.tasks}
         batches = {name: split_batch(inputs[name]) for name in self.tasks}
+        routines = self.task_config.task_routines
         outputs = {}
-        losses = {}
+        task_logs = {}
+        weighted_losses = []
 
         with tf.GradientTape() as tape:
             for name, task in self.tasks.items():
@@ -244,13 +246,9 @@ class MultiTask(Task):
                 converted_model = apply_autograph(task_model)
                 predictions = converted_model(features, training=True)
                 outputs[name] = full_precision(predictions)
-                losses[name] = task.batch_loss(task_model, features, labels, outputs[name])
-
-            routines = self.task_config.task_routines
-            weighted_losses = []
-            for name, loss in losses.items():
-                weight = routines[name].task_weight
-                weighted_losses.append(loss * weight)
+                loss = task.batch_loss(task_model, features, labels, outputs[name])
+                task_logs[name] = {task.loss: loss}
+                weighted_losses.append(loss * routines[name].task_weight)
             total = tf.add_n(weighted_losses)
 
             # The gradients of all replicas are added.
@@ -268,8 +266,4 @@ class MultiTask(Task):
             task_metrics = metrics[name] if metrics else ()
             task.update_metrics(task_metrics, models[name], features, labels, outputs[name])
 
-        logs: dict[str, Any] = {self.loss: total}
-        for name, loss in losses.items():
-            task = self.tasks[name]
-            logs[name] = {task.loss: loss}
-        return logs
+        return {self.loss: total, **task_logs}
