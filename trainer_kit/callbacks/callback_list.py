@@ -258,8 +258,7 @@ class CallbackList:
         with contextlib.ExitStack() as ends:
             ends.push(lambda kind, error, trace: self._call_end(begun, end_event, error))
 
-            # Callbacks may reset themselves in train_begin. After it they get their states of a
-            # checkpoint, else those from before a second train_begin.
+            # A second train_begin may reset the callbacks, so their states are restored after it.
             previous_states: dict[str, Any] = {}
             if self._has_begun:
                 for name, member in self._iter_stateful_members():
@@ -272,14 +271,7 @@ class CallbackList:
             if begin_event in self._users_events:
                 self.run.read_step()
             if phase == "train":
-                states = {**previous_states, **self._pending_states}
-                self._pending_states = {}
-                self._has_begun = True
-                for name, member in self._iter_stateful_members():
-                    state = states.get(name)
-                    if state is not None and self._runs_on_this_worker(member):
-                        self._call(member, "restore", state)
-                    check_state(f"callback {name}", self._read_state(member))
+                self._restore_states(previous_states)
 
             self.epochs.is_training = phase == "train"
             yield
@@ -484,6 +476,24 @@ class CallbackList:
                 member.saved_state = state
 
         return restore
+
+    def _restore_states(self, previous_states: Mapping[str, object]) -> None:
+        """Restores the states of a checkpoint, else those from before a second train_begin.
+
+        This runs after train_begin, in which callbacks may reset themselves.
+
+        Args:
+          previous_states: The states before a second train_begin, by name.
+        """
+        states = {**previous_states, **self._pending_states}
+        self._pending_states = {}
+        self._has_begun = True
+        for name, member in self._iter_stateful_members():
+            state = states.get(name)
+            if state is not None and self._runs_on_this_worker(member):
+                self._call(member, "restore", state)
+            new_state = self._read_state(member)
+            check_state(f"callback {name}", new_state)
 
 
 def _overrides(member: Callback, event: str) -> bool:

@@ -70,37 +70,10 @@ def create_callbacks(sections: Iterable[CallbackConfig]) -> list[Callback]:
     # A Model Garden program may have a field of this name for its own use.
     if not isinstance(sections, Sequence):
         return []
-    callbacks = []
-    for place, section in enumerate(sections):
-        path = f"trainer.callbacks[{place}]"
-        # A name with a colon is that of a class, and other names are registered.
-        callback_class: type[Callback]
-        if ":" in section.name:
-            callback_class = import_object(
-                f"{path}.name", section.name, _is_callback_class, "subclass of trainer_kit.Callback"
-            )
-        else:
-            try:
-                callback_class = _callbacks.lookup(section.name)
-            except UsageError as error:
-                advice = "import its module with --import_module, or give its class as module:Class"
-                raise UsageError(f"{path}.name: {error}; {advice}") from None
-
-        signature = inspect.signature(callback_class)
-        try:
-            signature.bind(**section.args)
-        except TypeError as error:
-            parameters = list(signature.parameters)
-            unknown = [name for name in section.args if name not in parameters]
-            if unknown:
-                problem = f"there is no argument {unknown[0]!r}"
-                advice = suggest_names(unknown[0], parameters)
-            else:
-                problem = str(error)
-                advice = f"it takes {', '.join(parameters) or 'no arguments'}"
-            raise UsageError(f"{path}.args: {section.name}: {problem}; {advice}") from None
-        callbacks.append(callback_class(**section.args))
-    return callbacks
+    return [
+        _create_callback(f"trainer.callbacks[{place}]", section)
+        for place, section in enumerate(sections)
+    ]
 
 
 def check_callbacks(callbacks: object) -> list[Callback]:
@@ -142,6 +115,36 @@ def describe_alternative(value: object) -> str:
     if callable(value):
         return "; pass a function of the logs in train_actions or eval_actions"
     return ""
+
+
+def _create_callback(path: str, section: CallbackConfig) -> Callback:
+    # A name with a colon is that of a class, and other names are registered.
+    callback_class: type[Callback]
+    if ":" in section.name:
+        callback_class = import_object(
+            f"{path}.name", section.name, _is_callback_class, "subclass of trainer_kit.Callback"
+        )
+    else:
+        try:
+            callback_class = _callbacks.lookup(section.name)
+        except UsageError as error:
+            advice = "import its module with --import_module, or give its class as module:Class"
+            raise UsageError(f"{path}.name: {error}; {advice}") from None
+
+    signature = inspect.signature(callback_class)
+    try:
+        signature.bind(**section.args)
+    except TypeError as error:
+        parameters = list(signature.parameters)
+        unknown = [name for name in section.args if name not in parameters]
+        if unknown:
+            problem = f"there is no argument {unknown[0]!r}"
+            advice = suggest_names(unknown[0], parameters)
+        else:
+            problem = str(error)
+            advice = f"it takes {', '.join(parameters) or 'no arguments'}"
+        raise UsageError(f"{path}.args: {section.name}: {problem}; {advice}") from None
+    return callback_class(**section.args)
 
 
 def _is_callback_class(value: object) -> TypeGuard[type[Callback]]:

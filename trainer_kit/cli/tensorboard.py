@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trainer_kit import files
 from trainer_kit.cli.view.run_status import (
+    TrainerHeartbeat,
     explain_read_errors,
     is_run_folder,
     read_trainer_heartbeat,
@@ -99,24 +100,11 @@ def _table(folder: Path) -> Table:
     rows: list[list[str]] = []
     for path in find_runs(folder):
         heartbeat = read_trainer_heartbeat(path)
+        state = "no heartbeat"
         step = ""
-        if heartbeat is not None and heartbeat.step is not None:
-            step = str(heartbeat.step)
-
-        if heartbeat is None:
-            state = "no heartbeat"
-        elif heartbeat.end_state:
-            state = f"ended: {heartbeat.end_state}"
-        # The process table of another machine cannot be read.
-        elif (
-            heartbeat.host == socket.gethostname()
-            and heartbeat.pid is not None
-            and not is_process_alive(heartbeat.pid)
-        ):
-            state = "gone, no end recorded"
-        else:
-            seconds = time.time() - heartbeat.write_time
-            state = "alive" if seconds < _SILENT_SECONDS else f"silent for {seconds:.0f} s"
+        if heartbeat is not None:
+            state = _describe_state(heartbeat)
+            step = "" if heartbeat.step is None else str(heartbeat.step)
         run_name = os.path.relpath(path, folder)
         rows.append([run_name, state, step])
     if not rows:
@@ -127,3 +115,20 @@ def _table(folder: Path) -> Table:
         rows,
         left_aligned=frozenset({"run", "state"}),
     )
+
+
+def _describe_state(trainer: TrainerHeartbeat) -> str:
+    """Returns "alive", "ended: done", "gone, no end recorded" or "silent for 23 s"."""
+    if trainer.end_state:
+        return f"ended: {trainer.end_state}"
+
+    # The process table of another machine cannot be read.
+    if (
+        trainer.host == socket.gethostname()
+        and trainer.pid is not None
+        and not is_process_alive(trainer.pid)
+    ):
+        return "gone, no end recorded"
+
+    seconds = time.time() - trainer.write_time
+    return "alive" if seconds < _SILENT_SECONDS else f"silent for {seconds:.0f} s"

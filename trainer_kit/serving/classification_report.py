@@ -119,7 +119,10 @@ def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.n
     is_whole = label.dtype.kind in "biuf" and np.array_equal(label, np.round(label))
     has_scores = len(names) == 1 and scores.dtype.kind == "f" and scores.ndim <= 2
     if not is_whole or label.ndim > 1 or not has_scores:
-        kinds = [f"{name} {part.dtype}{list(part.shape[1:])}" for name, part in columns.items()]
+        kinds = []
+        for name, column in columns.items():
+            row_shape = list(column.shape[1:])
+            kinds.append(f"{name} {column.dtype}{row_shape}")
         raise UsageError(
             "evaluate: a classifier has a column `label` of whole numbers, and one output (or one"
             " called logits or probabilities) of floats, [] or [classes]; there is"

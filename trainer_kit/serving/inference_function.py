@@ -98,7 +98,8 @@ def build_inference_function(
                 f"the input {name!r} is {spec}; an export takes dense tensors whose first dimension"
                 " is the batch"
             )
-        input_specs[name] = tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name)
+        open_shape = [None, *spec.shape[1:]]
+        input_specs[name] = tf.TensorSpec(open_shape, spec.dtype, name)
 
     # Tasks of TF Model Garden have neither of the two.
     preprocess: Callable[[Any], Any] | None = getattr(task, "preprocess", None)

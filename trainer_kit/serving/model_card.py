@@ -103,7 +103,8 @@ def write_model_card(
 def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]:
     """Returns paragraphs on the run: the command, the data and the metrics."""
     packages = manifest.get("packages", {})
-    versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+    installed = [f"{name} {version}" for name, version in packages.items() if version]
+    versions = ", ".join(installed)
     command = shlex.join(["python", *map(str, manifest.get("command", []))])
     paragraphs = [
         f"The weights are those of the checkpoint `{run.checkpoint}`, trained for {run.step:,}"

@@ -113,7 +113,8 @@ def export(
     columns, _ = select_inputs(inference.name_features(examples), inference)
     arrays = {}
     for name, column in columns.items():
-        arrays[name] = to_array(tf.cast(column, inference.input_specs[name].dtype))
+        dtype = inference.input_specs[name].dtype
+        arrays[name] = to_array(tf.cast(column, dtype))
     counts = {len(array) for array in arrays.values()}
     count = counts.pop()
     if count == 0 or counts:

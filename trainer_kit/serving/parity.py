@@ -96,7 +96,9 @@ def check_parity(
     for live, exported in zip(expected, actual, strict=True):
         for output, values in live.items():
             if values.ndim > 1 and values.shape[-1] > 1:
-                matches.append((values.argmax(-1) == exported[output].argmax(-1)).ravel())
+                classes = values.argmax(-1)
+                exported_classes = exported[output].argmax(-1)
+                matches.append((classes == exported_classes).ravel())
     if not matches:
         raise UsageError(
             f"{name}: it computes in low precision, the outputs are no classes, and they differ by"

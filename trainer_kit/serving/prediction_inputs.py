@@ -148,11 +148,14 @@ def _open_validation_data(
         for batch in dataset.skip(skipped).prefetch(tf.data.AUTOTUNE):
             features = select_features(batch, run.model)
             columns = inference.name_features(features)
-            label: Any = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
+            label: Any = None
+            if isinstance(batch, tuple) and len(batch) > 1:
+                label = batch[1]
             if tf.is_tensor(label) and (label.shape.rank or 3) <= 2 and "label" not in columns:
                 # A label is often a row of one number.
-                array = to_array(label)
-                columns["label"] = array[:, 0] if array.shape[1:] == (1,) else array
+                columns["label"] = to_array(label)
+                if label.shape[1:] == (1,):
+                    columns["label"] = columns["label"][:, 0]
             yield columns
 
     section = config.task.validation_data
@@ -177,7 +180,8 @@ def _slice_arrays(columns: Mapping[str, Any], batch_size: int) -> PredictionInpu
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for begin in range(skipped * batch_size, count, batch_size):
-            yield {name: array[begin : begin + batch_size] for name, array in arrays.items()}
+            rows = slice(begin, begin + batch_size)
+            yield {name: array[rows] for name, array in arrays.items()}
 
     return PredictionInputs(
         identity={name: zlib.crc32(array.tobytes()) for name, array in arrays.items()},
@@ -237,7 +241,8 @@ def _open_images(folder: Path, inference: InferenceFunction, batch_size: int) ->
             verbose=False,
         )
     paths = dataset.file_paths
-    names = tf.data.Dataset.from_tensor_slices([os.path.relpath(path, folder) for path in paths])
+    relative_paths = [os.path.relpath(path, folder) for path in paths]
+    names = tf.data.Dataset.from_tensor_slices(relative_paths)
     batches = tf.data.Dataset.zip((dataset, names.batch(batch_size)))
 
     def read_batches(skipped: int) -> Iterator[Batch]:

@@ -140,7 +140,8 @@ def _get_model_spec(model: Any) -> NestedSpec | None:
 def _describe_example(example: Any) -> tf.TensorSpec:
     """Returns the spec of a batch. NumPy's numbers become those of Keras."""
     array = np.asarray(example)
-    return tf.TensorSpec(array.shape, np.float32 if array.dtype == np.float64 else array.dtype)
+    dtype = np.float32 if array.dtype == np.float64 else array.dtype
+    return tf.TensorSpec(array.shape, dtype)
 
 
 def draw_examples(spec: NestedSpec, count: int) -> Any:

@@ -115,7 +115,9 @@ def test_a_format_that_cannot_be_written_loses_nothing(
 
     assert final_record(tmp_path)["step"] == 20
     assert (tmp_path / "export" / "20" / "saved_model.pb").exists()
-    launch(config, "train", str(tmp_path), experiment=NAME)
+    # A start that has nothing to do says again what is missing.
+    with pytest.raises(UsageError, match=r"export/20 has no keras; remove it to export again"):
+        launch(config, "train", str(tmp_path), experiment=NAME)
 
 
 def test_the_config_names_the_formats_that_exist() -> None:

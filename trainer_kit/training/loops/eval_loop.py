@@ -70,22 +70,8 @@ class AttributeSnapshot:
         self._attributes = [(item, dict(vars(item))) for item in objects]
         self._contents: list[tuple[str, Container, dict[Any, Any] | list[Any]]] = []
         for item in objects:
-            # Each container once, with the name of its attribute.
-            visited: set[int] = set()
-            kind = type(item).__name__
-            pending = [(f"{kind}.{name}", value) for name, value in vars(item).items()]
-            while pending:
-                name, value = pending.pop()
-                if not isinstance(value, (list, dict, set, tuple)) or id(value) in visited:
-                    continue
-                visited.add(id(value))
-
-                # A tuple cannot change, but the containers in it can.
-                if not isinstance(value, tuple):
-                    self._contents.append((name, value, _items(value)))
-                if len(value) <= _LARGE:
-                    parts = value.values() if isinstance(value, dict) else value
-                    pending += [(name, part) for part in parts]
+            for name, container in _containers(item):
+                self._contents.append((name, container, _items(container)))
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
@@ -113,6 +99,26 @@ class AttributeSnapshot:
             else:
                 container.update(items)
         return sorted(set(changed))
+
+
+def _containers(item: object) -> Iterator[tuple[str, Container]]:
+    """Yields every container in the attributes, once, with the name of its attribute."""
+    visited: set[int] = set()
+    kind = type(item).__name__
+    pending = [(f"{kind}.{name}", value) for name, value in vars(item).items()]
+
+    while pending:
+        name, value = pending.pop()
+        if not isinstance(value, (list, dict, set, tuple)) or id(value) in visited:
+            continue
+        visited.add(id(value))
+
+        # A tuple cannot change, but the containers in it can.
+        if not isinstance(value, tuple):
+            yield name, value
+        if len(value) <= _LARGE:
+            parts = value.values() if isinstance(value, dict) else value
+            pending += [(name, part) for part in parts]
 
 
 def _items(container: Container) -> dict[Any, Any] | list[Any]:
@@ -306,20 +312,7 @@ class GraphReduction:
         while True:
             reduction = self._reduction_function.get_concrete_function(spec, outputs)
             after = _specs(reduction.structured_outputs)
-            try:
-                tf.nest.assert_same_structure(spec, after)
-            except (ValueError, TypeError) as error:
-                raise NotInGraph("the state changes its structure from step to step") from error
-
-            leaves = []
-            for old, new in zip(tf.nest.flatten(spec), tf.nest.flatten(after), strict=True):
-                leaf = old.most_specific_common_supertype([new])
-                if leaf is None:
-                    raise NotInGraph(
-                        f"a part of the state is {old} after one step and {new} after the next"
-                    )
-                leaves.append(leaf)
-            common = tf.nest.pack_sequence_as(spec, leaves)
+            common = _merge_specs(spec, after)
 
             # The specs are general enough when one more reduction does not change them.
             if common == spec:
@@ -337,6 +330,24 @@ def _reason(error: Exception) -> str:
     kind = f"{type(error).__name__}: "
     text = last_line.removeprefix(kind)
     return text if isinstance(error, NotInGraph) else kind + text
+
+
+def _merge_specs(spec: NestedSpec, other: NestedSpec) -> NestedSpec:
+    """Returns the specs that both states fit."""
+    try:
+        tf.nest.assert_same_structure(spec, other)
+    except (ValueError, TypeError) as error:
+        raise NotInGraph("the state changes its structure from step to step") from error
+
+    leaves = []
+    for before, after in zip(tf.nest.flatten(spec), tf.nest.flatten(other), strict=True):
+        leaf = before.most_specific_common_supertype([after])
+        if leaf is None:
+            raise NotInGraph(
+                f"a part of the state is {before} after one step and {after} after the next"
+            )
+        leaves.append(leaf)
+    return tf.nest.pack_sequence_as(spec, leaves)
 
 
 def _tensors(state: object) -> Any:
@@ -506,26 +517,13 @@ class StatefulEvalLoop:
           reduce_fn: A function of state and outputs that returns the new state.
         """
         # The graphs are traced before anything runs, so that a failure leaves the loop in Python.
-        reduction = self._graph_reduction
+        reduction = None
         if self._runs_in_graph:
-            # The graphs of an earlier evaluation are used again while its reduction is the same.
-            if reduction is None or reduction.reduce_fn != reduce_fn:
-                reduction = GraphReduction(self._steps, self._stop, reduce_fn, self._watched)
-                self._graph_reduction = reduction
-            try:
-                reduction.trace(iterator, state)
-            except NotInGraph as reason:
-                self._runs_in_graph = False
-                _LOG.warning(
-                    "the evaluation runs step by step, "
-                    "because its logs cannot be aggregated in a graph: %s; "
-                    "trainer.eval_tf_while_loop=false silences this warning",
-                    reason,
-                )
+            reduction = self._trace_reduction(iterator, state, reduce_fn)
 
         if self._reset is not None:
             self._reset()
-        if self._runs_in_graph and reduction is not None:
+        if reduction is not None:
             return reduction(iterator, int(num_steps), state)
 
         limit = int(num_steps)
@@ -544,6 +542,29 @@ class StatefulEvalLoop:
         """The newest graph of the loop, or of the step. None if no graph exists."""
         source = self._graph_reduction if self._runs_in_graph else self._step
         return getattr(source, "newest_graph", None)
+
+    def _trace_reduction(
+        self, iterator: Iterator[object], state: object, reduce_fn: Reduce
+    ) -> GraphReduction | None:
+        """Returns the traced reduction. None if it cannot be traced, now and later."""
+        # The graphs of an earlier evaluation are used again while its reduction is the same.
+        if self._graph_reduction is None or self._graph_reduction.reduce_fn != reduce_fn:
+            self._graph_reduction = GraphReduction(
+                self._steps, self._stop, reduce_fn, self._watched
+            )
+
+        try:
+            self._graph_reduction.trace(iterator, state)
+        except NotInGraph as reason:
+            self._runs_in_graph = False
+            _LOG.warning(
+                "the evaluation runs step by step, "
+                "because its logs cannot be aggregated in a graph: %s; "
+                "trainer.eval_tf_while_loop=false silences this warning",
+                reason,
+            )
+            return None
+        return self._graph_reduction
 
 
 class EagerEvalLoop:
