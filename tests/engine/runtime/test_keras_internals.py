@@ -115,5 +115,5 @@ def test_variables_get_the_paths_that_are_given() -> None:
         "outer/dense/kernel",
         "outer/dense/bias",
     ]
-    with pytest.raises(ValueError, match=r"it has 2 variables in place of 1\."):
+    with pytest.raises(ValueError, match="shorter"):
         internals.set_variable_paths(model, ["kernel"])
