@@ -91,22 +91,7 @@ class GradientSums:
             if gradient is None:
                 continue
 
-            # All replicas share the variable of the sum.
-            if (key, place) not in self.variables:
-                sum_dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
-                # In a step that is traced the variable is created outside of its graph.
-                with tf.init_scope():
-                    self.variables[key, place] = tf.Variable(
-                        tf.zeros(variable.shape, sum_dtype),
-                        trainable=False,
-                        synchronization=tf.VariableSynchronization.ON_READ,
-                        aggregation=tf.VariableAggregation.SUM,
-                        name="accumulated_gradient",
-                        # With lifting the whole training loop would be traced twice.
-                        experimental_enable_variable_lifting=False,
-                    )
-
-            total = self.variables[key, place]
+            total = self._get_or_create_sum((key, place), gradient, variable)
             dtype = total.dtype
             dense = tf.cast(tf.convert_to_tensor(gradient), dtype)
             weighted = multiply(dense, tf.cast(weight, dtype))
@@ -127,6 +112,29 @@ class GradientSums:
                     total = tf.cast(self.variables[key, place], gradient.dtype)
                 sums.append((total, variable))
             apply(sums)
+
+    def _get_or_create_sum(
+        self, key: tuple[Key, int], gradient: Gradient, variable: Variable
+    ) -> tf.Variable:
+        """Returns the variable for the sum of a gradient, which all replicas share.
+
+        Creates it if it does not exist.
+        """
+        if key not in self.variables:
+            dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
+            # In a step that is traced the variable is created outside of its graph.
+            with tf.init_scope():
+                zeros = tf.zeros(variable.shape, dtype)
+                self.variables[key] = tf.Variable(
+                    zeros,
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                    name="accumulated_gradient",
+                    # With lifting the whole training loop would be traced twice.
+                    experimental_enable_variable_lifting=False,
+                )
+        return self.variables[key]
 
 
 class GradientAccumulator:
@@ -221,17 +229,7 @@ class GradientAccumulator:
         )
 
     def _add(self, pairs: Sequence[Pair], apply: Apply) -> None:
-        # Inside a condition or a loop of the step, the update would run in any case, and once.
-        graph = tf.compat.v1.get_default_graph()
-        while graph is not None and graph is not self._graph:
-            if type(graph).__name__ in _BRANCHES:
-                raise UsageError(
-                    "trainer.accumulate_steps: the training step applies gradients inside a"
-                    " condition or a loop, and the micro-batches of a batch have one update; apply"
-                    " them in every step, or set trainer.accumulate_steps=1"
-                )
-            graph = getattr(graph, "outer_graph", None)
-
+        _check_unconditional(self._graph)
         variable_ids = [id(variable) for _, variable in pairs]
         ids = (id(self._optimizer), *variable_ids)
         # Counted by graph, since a tf.function in the step may be traced more than once.
@@ -239,3 +237,19 @@ class GradientAccumulator:
         key = (ids, self._call_counts[call])
         self._sums.add(key, pairs, apply, self._weight, self._is_first)
         self._call_counts[call] += 1
+
+
+def _check_unconditional(outer: tf.Graph) -> None:
+    """Raises UsageError inside a condition or a loop of the step.
+
+    The update would run in any case, and once.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not outer:
+        if type(graph).__name__ in _BRANCHES:
+            raise UsageError(
+                "trainer.accumulate_steps: the training step applies gradients inside a condition"
+                " or a loop, and the micro-batches of a batch have one update; apply them in every"
+                " step, or set trainer.accumulate_steps=1"
+            )
+        graph = getattr(graph, "outer_graph", None)

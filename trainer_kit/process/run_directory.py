@@ -21,7 +21,7 @@ from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.config.schema.evaluation import get_validation_sets
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
 from trainer_kit.config.serialize import write_params
@@ -487,11 +487,10 @@ def has_begun(model_dir: str) -> bool:
 
 def get_versions() -> dict[str, Any]:
     """Returns the versions of Python and of the packages, for the manifest."""
-    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
-    return {"python": platform.python_version(), "packages": packages}
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
 
 
 def describe_differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
@@ -526,18 +525,7 @@ def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> s
 
     # With overfit_batches, evaluations use the training data.
     overfit = getattr(config.trainer, "overfit_batches", None)
-
-    # The section `task` as far as an evaluation depends on it.
-    task = config.task
-    if isinstance(task, MultiTaskConfig):
-        task_values: dict[str, Any] = task.get_evaluation_values(validation_set)
-    else:
-        task_values = task.as_dict()
-        task_values.pop("train_data", None)
-        if validation_set and validation_set in get_validation_sets(task):
-            data_sections = task_values["validation_data"]
-            task_values["validation_data"] = {validation_set: data_sections[validation_set]}
-
+    task_values = _select_task_values(config.task, validation_set)
     if overfit:
         task_values["train_data"] = config.task.as_dict()["train_data"]
     task_values = _remove_later_fields(task_values)
@@ -571,6 +559,18 @@ def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> s
     text = yaml_loader.dump({"evaluation": values})
     digest = hashlib.sha256(text.encode())
     return digest.hexdigest()[:12]
+
+
+def _select_task_values(task: TaskConfig, validation_set: str) -> dict[str, Any]:
+    """Returns the section `task` as far as an evaluation depends on it."""
+    if isinstance(task, MultiTaskConfig):
+        return task.get_evaluation_values(validation_set)
+    values: dict[str, Any] = task.as_dict()
+    values.pop("train_data", None)
+    if validation_set and validation_set in get_validation_sets(task):
+        data_sections = values["validation_data"]
+        values["validation_data"] = {validation_set: data_sections[validation_set]}
+    return values
 
 
 def _select_average_values(options: OptimizationConfig) -> dict[str, Any] | None:
@@ -623,3 +623,10 @@ def _read_params(path: str) -> str:
 @functools.cache
 def _warn_once(text: str) -> None:
     _LOG.warning("%s", text)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

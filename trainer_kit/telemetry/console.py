@@ -173,30 +173,7 @@ class ConsoleWriter:
         if self._newest is not None:
             report, report_time = self._newest
             elapsed = self._clock() - report_time
-
-            # A bar above the figures.
-            cells: list[Text | ProgressBar] = [
-                Text(report.kind, style="bold"),
-                Text(f"step {lines.format_progress(report)}"),
-            ]
-            grid = Table.grid(padding=(0, 2, 0, 0), expand=report.total_steps is not None)
-            grid.add_column(no_wrap=True)
-            grid.add_column(no_wrap=True)
-            if report.total_steps is not None:
-                grid.add_column(ratio=1, min_width=4)
-                total = max(report.total_steps, 1)
-                cells.append(ProgressBar(total=total, completed=report.step))
-            for text in lines.format_time_left(report, elapsed):
-                grid.add_column(no_wrap=True)
-                cells.append(Text(text))
-            grid.add_row(*cells)
-
-            figures = lines.format_rates(report) + lines.format_metrics(report)
-            if self._best is not None:
-                figures.append(lines.format_best(self._best))
-            texts = [Text(lines.replace_unprintable(figure)) for figure in figures]
-            parts.append(Group(grid, Columns(texts, padding=(0, 2, 0, 0))))
-
+            parts.append(_render_report(report, elapsed, self._best))
         activity = self._activity
         if activity is not None:
             line = lines.format_activity(activity)
@@ -237,3 +214,34 @@ class _ClosableStream:
             # ValueError is what a closed Python file raises.
             self._is_closed = True
             _LOG.warning("progress is no longer shown: the output is closed (%s)", error)
+
+
+def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
+    """Returns the report as a bar above its figures.
+
+    Args:
+      report: The report.
+      elapsed: The seconds since the report came.
+      best: The name, value and step of the best metric so far, or None.
+    """
+    cells: list[Text | ProgressBar] = [
+        Text(report.kind, style="bold"),
+        Text(f"step {lines.format_progress(report)}"),
+    ]
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=report.total_steps is not None)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    if report.total_steps is not None:
+        grid.add_column(ratio=1, min_width=4)
+        total = max(report.total_steps, 1)
+        cells.append(ProgressBar(total=total, completed=report.step))
+    for text in lines.format_time_left(report, elapsed):
+        grid.add_column(no_wrap=True)
+        cells.append(Text(text))
+    grid.add_row(*cells)
+
+    figures = lines.format_rates(report) + lines.format_metrics(report)
+    if best is not None:
+        figures.append(lines.format_best(best))
+    texts = [Text(lines.replace_unprintable(figure)) for figure in figures]
+    return Group(grid, Columns(texts, padding=(0, 2, 0, 0)))

@@ -104,19 +104,8 @@ class JsonLinesWriter:
             return
         if step == last_step:
             self._append(record)
-            return
-
-        # The record follows the last one of its step or of an earlier one.
-        self.close()
-        with _map_file(self.path) as data:
-            place = 0
-            for _, end, other in _iter_records_reversed(data):
-                if other["step"] <= step:
-                    place = end
-                    break
-            content = data[:place] + _encode_line(record) + data[place:]
-        text = content.decode(errors="replace")
-        files.write_text(self.path, text, point="history")
+        else:
+            self._insert_record(record)
 
     def resume(self, step: int) -> None:
         """Moves the lines of steps after `step` to metrics.superseded.jsonl.
@@ -132,22 +121,10 @@ class JsonLinesWriter:
         """
         self.close()
         content, superseded_lines = _split(self.path, int(step))
-        if not superseded_lines:
-            return
-
-        path = superseded_path(self.path)
-        mark = {**_resume_record(int(step)), "superseded": len(superseded_lines)}
-        try:
-            files.report_write_point("history.supersede", path)
-            with _open_to_append(path) as stream:
-                lines = b"".join(line + b"\n" for line in superseded_lines)
-                stream.write(_encode_line(mark) + lines)
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise _storage_error(path, error) from error
-        text = content.decode(errors="replace")
-        files.write_text(self.path, text, point="history")
+        if superseded_lines:
+            _supersede(superseded_path(self.path), int(step), superseded_lines)
+            text = content.decode(errors="replace")
+            files.write_text(self.path, text, point="history")
 
     def flush(self) -> None:
         """Forces the written lines to the disk.
@@ -196,6 +173,20 @@ class JsonLinesWriter:
         except Exception as error:
             raise _storage_error(self.path, error) from error
         self._last_step = record["step"]
+
+    def _insert_record(self, record: dict[str, Any]) -> None:
+        self.close()
+        with _map_file(self.path) as data:
+            # The record follows the last one of its step or of an earlier one.
+            place = 0
+            for _, end, other in _iter_records_reversed(data):
+                if other["step"] <= record["step"]:
+                    place = end
+                    break
+            line = _encode_line(record)
+            content = data[:place] + line + data[place:]
+        text = content.decode(errors="replace")
+        files.write_text(self.path, text, point="history")
 
 
 def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -275,28 +266,31 @@ def superseded_path(path: str | os.PathLike[str]) -> str:
 
 def _select_active(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     history: list[dict[str, Any]] = []
-    for encoded in records:
-        kind = encoded["kind"]
-        step = encoded["step"]
+    for record in records:
+        kind = record["kind"]
+        step = record["step"]
         if kind in (RESUME, "train"):
             while history and history[-1]["step"] > step:
                 history.pop()
-        if kind == RESUME:
-            continue
-
-        # The record takes the place of an equal earlier report.
-        record = _decode(encoded)
-        place = len(history)
-        while place > 0 and history[place - 1]["step"] >= step:
-            place -= 1
-            if _identity(history[place]) == _identity(record):
-                del history[place]
-
-        # It follows the others of its step.
-        while place < len(history) and history[place]["step"] == step:
-            place += 1
-        history.insert(place, record)
+        if kind != RESUME:
+            _insert(history, _decode(record))
     return history
+
+
+def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """Inserts a record after the records up to its step. Removes an equal earlier report."""
+    place = len(history)
+    while place > 0 and history[place - 1]["step"] >= record["step"]:
+        place -= 1
+        if _identity(history[place]) == _identity(record):
+            del history[place]
+
+    # The record follows the others of its step.
+    end = place
+    step = record["step"]
+    while end < len(history) and history[end]["step"] == step:
+        end += 1
+    history.insert(end, record)
 
 
 def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -369,6 +363,19 @@ def _iter_records_reversed(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, 
 
 def _resume_record(step: int) -> dict[str, Any]:
     return {"kind": RESUME, "step": step}
+
+
+def _supersede(path: str, step: int, lines: list[bytes]) -> None:
+    mark = {**_resume_record(step), "superseded": len(lines)}
+    try:
+        files.report_write_point("history.supersede", path)
+        with _open_to_append(path) as stream:
+            content = b"".join(line + b"\n" for line in lines)
+            stream.write(_encode_line(mark) + content)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise _storage_error(path, error) from error
 
 
 def _encode_line(record: Mapping[str, JsonValue]) -> bytes:

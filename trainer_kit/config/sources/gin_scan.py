@@ -104,33 +104,9 @@ def _scan_text(
 ) -> None:
     """Adds the statements of a text. `path` is that of its file, or "" for a binding text."""
     try:
-        parser = gin.config_parser
         delegate = gin.config.ParserDelegate(skip_unknown=True)
-        for statement in parser.ConfigParser(text, delegate):
-            origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
-            if isinstance(statement, parser.BindingStatement):
-                binding = Binding(
-                    scope=statement.scope,
-                    selector=statement.selector,
-                    argument=statement.arg_name,
-                    value=statement.value,
-                    origin=origin,
-                    unknown_names=_find_unknown_names(gin, statement.value),
-                )
-                statements.bindings.append(binding)
-            elif isinstance(statement, parser.ImportStatement):
-                if statement.module.startswith("__gin__."):
-                    problem = f"{statement.module} is not supported"
-                    advice = "register with @gin.configurable instead"
-                    statements.mistakes.append(Mistake("", problem, advice, origin))
-                else:
-                    statements.imports.append((statement.module, origin))
-            elif isinstance(statement, parser.IncludeStatement):
-                # A file beside the including one comes before one in the working directory.
-                included_path = os.path.join(os.path.dirname(path), statement.filename)
-                if not os.path.exists(included_path):
-                    included_path = statement.filename
-                _scan_file(gin, included_path, statements, including_files)
+        for statement in gin.config_parser.ConfigParser(text, delegate):
+            _add_statement(gin, statement, path, statements, including_files)
     except (SyntaxError, tokenize.TokenError, ValueError) as error:
         line, problem = _locate_error(error)
         if not path:
@@ -140,6 +116,40 @@ def _scan_text(
             place = path if line is None else f"{path}:{line}"
             problem = f"is not gin: {problem}"
         statements.mistakes.append(Mistake("", problem, _ADVICE, place))
+
+
+def _add_statement(
+    gin: ModuleType,
+    statement: Any,
+    path: str,
+    statements: GinStatements,
+    including_files: tuple[str, ...],
+) -> None:
+    parser = gin.config_parser
+    origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
+    if isinstance(statement, parser.BindingStatement):
+        binding = Binding(
+            scope=statement.scope,
+            selector=statement.selector,
+            argument=statement.arg_name,
+            value=statement.value,
+            origin=origin,
+            unknown_names=_find_unknown_names(gin, statement.value),
+        )
+        statements.bindings.append(binding)
+    elif isinstance(statement, parser.ImportStatement):
+        if statement.module.startswith("__gin__."):
+            problem = f"{statement.module} is not supported"
+            advice = "register with @gin.configurable instead"
+            statements.mistakes.append(Mistake("", problem, advice, origin))
+        else:
+            statements.imports.append((statement.module, origin))
+    elif isinstance(statement, parser.IncludeStatement):
+        # A file beside the including one comes before one in the working directory.
+        included_path = os.path.join(os.path.dirname(path), statement.filename)
+        if not os.path.exists(included_path):
+            included_path = statement.filename
+        _scan_file(gin, included_path, statements, including_files)
 
 
 def _find_unknown_names(gin: ModuleType, value: object) -> tuple[str, ...]:

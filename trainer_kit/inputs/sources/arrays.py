@@ -112,18 +112,7 @@ class ArraySource:
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        # A call of a function costs as much as a few kilobytes do, so one gather in training makes
-        # several batches. Examples without a value take no bytes.
-        batches_per_gather = 1
-        has_several_replicas = input_context is not None and input_context.num_replicas_in_sync > 1
-        if self._params.is_training and not has_several_replicas:
-            example_bytes = 0
-            for array in tf.nest.flatten(self._arrays):
-                example_bytes += array.dtype.size * math.prod(array.shape[1:])
-            batch_bytes = example_bytes * self._params.global_batch_size
-            batches_in_limit = _GATHERED_BYTES // max(1, batch_bytes)
-            batches_per_gather = max(1, min(_MOST_ROWS, batches_in_limit))
-
+        batches_per_gather = self._count_batches_per_gather(input_context)
         has_several_workers = input_context and input_context.num_input_pipelines > 1
         if batches_per_gather > 1:
             # The examples of several batches are gathered at once, and then divided.
@@ -148,6 +137,25 @@ class ArraySource:
     def identity(self) -> dict[str, Any]:
         """Returns shape, dtype and checksum of each array. See Source."""
         return compute_array_identity(self._arrays)
+
+    def _count_batches_per_gather(self, input_context: tf.distribute.InputContext | None) -> int:
+        """Returns how many batches one gather makes.
+
+        A call of a function costs as much as a few kilobytes do.
+        """
+        has_several_replicas = input_context is not None and input_context.num_replicas_in_sync > 1
+        if has_several_replicas or not self._params.is_training:
+            return 1
+
+        example_bytes = 0
+        for array in tf.nest.flatten(self._arrays):
+            values = math.prod(array.shape[1:])
+            example_bytes += array.dtype.size * values
+        batch_bytes = example_bytes * self._params.global_batch_size
+        # Examples without a value take no bytes.
+        batches_in_limit = _GATHERED_BYTES // max(1, batch_bytes)
+        batches = min(_MOST_ROWS, batches_in_limit)
+        return max(1, batches)
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
         """Returns the dataset of `at` for one replica, in stacks of `size` batches.
