@@ -17,8 +17,8 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import is_process_alive
-from trainer_kit.serving.export_formats import get_formats
-from trainer_kit.serving.inference_function import to_array
+from trainer_kit.serving.export_formats import Arrays, ExportFormat, get_formats
+from trainer_kit.serving.inference_function import InferenceFunction, to_array
 from trainer_kit.serving.model_card import write_model_card
 from trainer_kit.serving.model_loading import LoadedRun, open_run
 from trainer_kit.serving.parity import TOLERANCE, Parity, check_parity
@@ -116,8 +116,7 @@ def export(
         dtype = inference.input_specs[name].dtype
         arrays[name] = to_array(tf.cast(column, dtype))
     counts = {len(array) for array in arrays.values()}
-    count = counts.pop()
-    if count == 0 or counts:
+    if len(counts) > 1 or 0 in counts:
         raise UsageError("examples: give one batch, with the same number of rows for each input")
 
     dtypes = {getattr(model, "compute_dtype", None)}
@@ -134,21 +133,10 @@ def export(
                         f"{export_format.name}: it takes its ranges from examples; give"
                         f" examples={_EXAMPLES} examples in one batch"
                     )
-                end = _EXAMPLES
-                bound = tolerance
-                if export_format.is_exact and not has_low_precision:
-                    end = _FEW_EXAMPLES
-                    bound = TOLERANCE if tolerance is None else tolerance
-                batches = []
-                # There may be only one example.
-                for part in (slice(1), slice(1, end))[:count]:
-                    batches.append({name: array[part] for name, array in arrays.items()})
-                with tempfile.TemporaryDirectory(dir=folder) as trial:
-                    path = os.path.join(trial, export_format.file)
-                    export_format.write(inference, path, arrays)
-                    parity = check_parity(export_format, path, inference, batches, bound)
-                    for file in Path(trial).iterdir():
-                        file.rename(Path(folder, file.name))
+                is_exact = export_format.is_exact and not has_low_precision
+                parity = _write_format(
+                    export_format, inference, arrays, is_exact, tolerance, folder
+                )
                 results[export_format.name] = replace(parity, is_random=is_random)
             except UsageError as error:
                 refusals.append(str(error))
@@ -164,6 +152,40 @@ def export(
         raise UsageError(f"{reasons}; {target} has the other formats: {published}")
     print(f"exported to {target}")
     return Export(str(target), run.step if run else None, results)
+
+
+def _write_format(
+    export_format: ExportFormat,
+    inference: InferenceFunction,
+    examples: Arrays,
+    is_exact: bool,
+    tolerance: float | None,
+    folder: str,
+) -> Parity:
+    """Writes a format into a folder, if it equals the live model.
+
+    Raises:
+      UsageError: When the format cannot contain the model, or differs from it.
+    """
+    end = _EXAMPLES
+    if is_exact:
+        end = _FEW_EXAMPLES
+        tolerance = TOLERANCE if tolerance is None else tolerance
+
+    batches = []
+    for part in (slice(1), slice(1, end)):
+        batch = {name: array[part] for name, array in examples.items()}
+        # There may be only one example.
+        if len(next(iter(batch.values()))):
+            batches.append(batch)
+
+    with tempfile.TemporaryDirectory(dir=folder) as trial:
+        path = os.path.join(trial, export_format.file)
+        export_format.write(inference, path, examples)
+        parity = check_parity(export_format, path, inference, batches, tolerance)
+        for file in Path(trial).iterdir():
+            file.rename(Path(folder, file.name))
+    return parity
 
 
 @contextlib.contextmanager
