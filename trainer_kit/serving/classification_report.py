@@ -73,21 +73,19 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     label, predicted = np.concatenate(results, axis=1)
     classes = np.union1d(label, predicted)
     report = metrics.classification_report(label, predicted, output_dict=True, zero_division=0)
-    matrix = metrics.confusion_matrix(label, predicted)
+    matrix = pandas.DataFrame(metrics.confusion_matrix(label, predicted), classes, classes)
     report["classes"] = classes.tolist()
-    report["confusion_matrix"] = matrix.tolist()
+    report["confusion_matrix"] = matrix.to_numpy().tolist()
 
-    # The classes with the lowest scores, in the order of their numbers.
-    f1_scores = [report[str(number)]["f1-score"] for number in classes]
-    lowest = np.argsort(f1_scores, kind="stable")
-    places = np.sort(lowest[:_SHOWN_CLASSES])
-    shown = classes[places]
-    print(f"accuracy {report['accuracy']:.4f}; {len(shown)} of {len(classes)} classes:")
-    print(metrics.classification_report(label, predicted, labels=shown, zero_division=0))
+    scores = pandas.DataFrame([report[str(number)] for number in classes], classes)
+    lowest = scores.nsmallest(_SHOWN_CLASSES, "f1-score").sort_index()
+    print(f"accuracy {report['accuracy']:.4f}; {len(lowest)} of {len(classes)} classes:")
+    print(lowest.astype({"support": int}).round(2).to_string())
 
+    shown = lowest.index
+    shown_matrix = matrix.loc[shown, shown].to_numpy()
     inches = 2 + 0.4 * len(shown)
     figure = figures.Figure([inches, inches], layout="constrained")
-    shown_matrix = matrix[np.ix_(places, places)]
     display = metrics.ConfusionMatrixDisplay(shown_matrix, display_labels=shown)
     display.plot(ax=figure.add_subplot(), colorbar=False, cmap="Blues")
     picture = io.BytesIO()
@@ -119,10 +117,7 @@ def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.n
     is_whole = label.dtype.kind in "biuf" and np.array_equal(label, np.round(label))
     has_scores = len(names) == 1 and scores.dtype.kind == "f" and scores.ndim <= 2
     if not is_whole or label.ndim > 1 or not has_scores:
-        kinds = []
-        for name, column in columns.items():
-            row_shape = list(column.shape[1:])
-            kinds.append(f"{name} {column.dtype}{row_shape}")
+        kinds = [f"{name} {array.dtype}{list(array.shape[1:])}" for name, array in columns.items()]
         raise UsageError(
             "evaluate: a classifier has a column `label` of whole numbers, and one output (or one"
             " called logits or probabilities) of floats, [] or [classes]; there is"

@@ -28,9 +28,6 @@ from trainer_kit.training.initial_weights.variable_matching import Match, find_b
 from trainer_kit.training.trainer_creation import get_trainer_class
 from trainer_kit.typing import Model, TaskLike
 
-# Names in a report.
-_MAX_LISTED_NAMES = 3
-
 _Loaded = TypeVar("_Loaded")
 
 
@@ -65,8 +62,9 @@ class LoadedWeights:
         )
         if not self.unused:
             return text
-        unused_sections = _format_by_section(self.unused)
-        return f"{text}; not used: {unused_sections}"
+        counts = collections.Counter(name.partition("/")[0] for name in self.unused)
+        sections = [f"{section} ({count})" for section, count in counts.items()]
+        return f"{text}; not used: {', '.join(sections)}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def open_run(
         raise UsageError(f"{folder}: {advice}")
 
     def find_checkpoint() -> str:
-        return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
+        return resolve_run_checkpoint(folder, which, config.trainer)
 
     # A missing checkpoint is reported before the model is built.
     find_checkpoint()
@@ -310,20 +308,3 @@ def _load_with_retry(
             prefix = find_checkpoint()
             if prefix == failed_prefix:
                 raise
-
-
-def _format_by_section(names: Sequence[str]) -> str:
-    """Returns the names as text, grouped by their first part: "optimizer (9), global_step"."""
-    counts = collections.Counter(name.partition("/")[0] for name in names)
-    parts = []
-    for section, count in counts.items():
-        is_name = section in names
-        parts.append(section if is_name else f"{section} ({count})")
-    text = ", ".join(parts)
-
-    # A single section is followed by its first names.
-    if len(counts) == 1 and len(names) > 1:
-        ellipsis = " ..." if len(names) > _MAX_LISTED_NAMES else ""
-        first_names = ", ".join(names[:_MAX_LISTED_NAMES])
-        text += f": {first_names}{ellipsis}"
-    return text

@@ -151,6 +151,7 @@ class ReplicatedInference:
         self._inference = inference
         self._strategy = strategy
 
+        # The values of replicas do not fit its input signature.
         def infer(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
             return inference.function(*tensors)
 

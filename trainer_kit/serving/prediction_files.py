@@ -97,18 +97,16 @@ def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
 
     with open(path, "w", encoding="utf-8", newline="") as stream:
         for number, columns in enumerate(parts.read(count)):
-            table: dict[str, Any] = {}
+            frames = []
             for name, column in columns.items():
-                if column.ndim == 1:
-                    table[name] = to_list(column)
-                    continue
-                values = column.reshape(len(column), -1)
-                for index in range(values.shape[1]):
-                    number_name = f"{name}_{index}"
-                    if number_name in columns:
-                        raise UsageError(f"output: two columns are called {number_name!r}; rename")
-                    table[number_name] = to_list(values[:, index])
-            pandas.DataFrame(table).to_csv(stream, header=number == 0, index=False)
+                values = to_list(column.reshape(len(column), -1))
+                frame = pandas.DataFrame(values).add_prefix(f"{name}_")
+                frames.append(frame.set_axis([name], axis=1) if column.ndim == 1 else frame)
+            table = pandas.concat(frames, axis=1)
+            duplicates = table.columns[table.columns.duplicated()]
+            if len(duplicates):
+                raise UsageError(f"output: two columns are called {duplicates[0]!r}; rename one")
+            table.to_csv(stream, header=number == 0, index=False)
 
 
 def write_parquet(parts: PredictionParts, count: int, path: Path) -> None:

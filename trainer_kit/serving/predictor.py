@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ def get_predictor(
     model: Model | str | os.PathLike[str],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    which: str | int | None = None,
+    which: str | int = "best",
     import_modules: str | Sequence[str] | Literal[False] = (),
 ) -> Predictor:
     """Returns a function that computes tensors of a model, in inference mode.
@@ -37,16 +36,13 @@ def get_predictor(
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module, which is called with
-        training=False. Or the path of a run's folder or of a checkpoint in it.
+        training=False. Or the folder of a run.
       inputs: The names of the inputs. A functional model has names for its inputs. Of any other
         model several inputs are the keys of the dict that it takes, and a single one may have any
         name.
       outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself,
         and the keys of the dict that it returns.
-      which: The checkpoint of a run's folder; see `load_model`. None: "best".
-      import_modules: The modules to import before the experiment of a run is looked up, or one:
-        dotted names or paths of .py files. Empty: those of its command, seen from the working
-        directory.
+      which, import_modules: The checkpoint of a run. See `load_model`.
 
     Raises:
       UsageError: when an input or the run is not known. At the first call, when an output is not
@@ -59,26 +55,19 @@ def get_predictor(
                 f"get_predictor: {field} is {names!r}; give a list of names, such as"
                 f" {[names or 'name']}"
             )
-    live_model: Model
+    live_model: Any = model
     if isinstance(model, (str, os.PathLike)):
-        live_model = _load_run_model(Path(model), which, import_modules)
-    elif which is None:
-        live_model = model
-    else:
-        raise UsageError(
-            f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live"
-            " model"
-        )
+        live_model = load_model(model, which, import_modules)
 
     check_built(live_model)
-    build_argument = _make_argument_builder(live_model, list(inputs))
+    input_names = _name_inputs(live_model, inputs)
     layers = LayerOutputs(live_model)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def compute_tensors(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         converted_model = apply_autograph(live_model)
         with layers.collect(outputs) as collected:
-            argument = build_argument(values)
+            argument = tf.nest.map_structure(values.get, input_names)
             returned = converted_model(argument, training=False)
         if not isinstance(returned, Mapping):
             model_name = getattr(live_model, "name", "")
@@ -111,64 +100,37 @@ def get_predictor(
     return predict
 
 
-def _load_run_model(
-    path: Path, which: str | int | None, import_modules: str | Sequence[str] | Literal[False]
-) -> Any:
-    """Returns the model of a run's folder, or of a checkpoint in it."""
-    if (path / "params.yaml").is_file():
-        checkpoint = "best" if which is None else which
-        return load_model(path, checkpoint, import_modules)
+def _name_inputs(model: Model, names: Sequence[str]) -> Any:
+    """Returns the argument of the model's call with the name of each input in place of its value.
 
-    folders = [parent for parent in path.parents if (parent / "params.yaml").is_file()]
-    if not folders:
-        # The error message of load_model says what the path is.
-        return load_model(path)
-    if which is not None:
-        raise UsageError(
-            f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run"
-        )
-    # The nearest folder comes first.
-    run_dir = folders[0]
-    return load_model(run_dir, os.fspath(path), import_modules)
-
-
-def _make_argument_builder(
-    model: Model, names: list[str]
-) -> Callable[[Mapping[str, tf.Tensor]], Any]:
-    """Returns a function that builds the argument of the model's call from values by name."""
-    # Only a functional model has names for its inputs.
+    Raises:
+      UsageError: when the names are not those of the inputs of a functional model.
+    """
     structure = None
     if getattr(model, "inputs", None):
         structure = getattr(model, "input", None)
-    if structure is None:
-        if len(names) > 1:
-            return dict
-        single_name = names[0]
-        return lambda values: values[single_name]
-
-    # The keys of a dict are the names, or else those of the symbolic tensors.
     if isinstance(structure, Mapping):
-        nested_names = {key: key for key in structure}
+        input_names: Any = {key: key for key in structure}
+    elif structure is not None:
+        tensor_names = [tensor.name.partition(":")[0] for tensor in tf.nest.flatten(structure)]
+        input_names = tf.nest.pack_sequence_as(structure, tensor_names)
+    elif len(names) > 1:
+        input_names = {name: name for name in names}
     else:
-        nested_names = tf.nest.map_structure(
-            lambda tensor: tensor.name.partition(":")[0], structure
-        )
-    input_names = tf.nest.flatten(nested_names)
+        input_names = names[0]
 
-    # A single input may have any name.
-    if len(input_names) == len(names) == 1:
-        input_names = names
-
+    expected = tf.nest.flatten(input_names)
+    if len(expected) == len(names) == 1:
+        # A single input may have any name.
+        return tf.nest.pack_sequence_as(input_names, names)
     for name in names:
-        if name not in input_names:
-            advice = suggest_names(name, input_names)
+        if name not in expected:
+            advice = suggest_names(name, expected)
             raise UsageError(f"get_predictor: the model has no input {name!r}; {advice}")
-    missing = [name for name in input_names if name not in names]
+    missing = [name for name in expected if name not in names]
     if missing:
-        missing_names = ", ".join(missing)
         raise UsageError(
-            f"get_predictor: the model also needs the inputs {missing_names}; name them in inputs"
+            f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in"
+            " inputs"
         )
-    return lambda values: tf.nest.pack_sequence_as(
-        nested_names, [values[name] for name in input_names]
-    )
+    return input_names

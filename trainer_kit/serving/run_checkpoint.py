@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -11,17 +10,18 @@ from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import UsageError, find_similar_names, suggest_names
 from trainer_kit.evals.best.info_json import INFO, read_info
-from trainer_kit.evals.checkpoint_selection import find_folder_checkpoint, find_newest_checkpoint
+from trainer_kit.evals.checkpoint_selection import (
+    find_folder_checkpoint,
+    find_newest_checkpoint,
+    resolve_weights_path,
+)
 from trainer_kit.process.run_directory import RunDirectory
 
 _BEST_PREFIX = "best:"
 
 
 def resolve_run_checkpoint(
-    run_dir: Path,
-    which: str | int | os.PathLike[str],
-    trainer_config: TrainerConfig,
-    resolve_path: Callable[[str], str],
+    run_dir: Path, which: str | int | os.PathLike[str], trainer_config: TrainerConfig
 ) -> str:
     """Returns the prefix of a run's checkpoint.
 
@@ -29,7 +29,6 @@ def resolve_run_checkpoint(
       run_dir: The run's folder.
       which: "best", "best:NAME", "latest", a step, as a number or as "ckpt-<step>", or a path.
       trainer_config: The run's trainer config.
-      resolve_path: Returns the prefix for a path.
 
     Raises:
       UsageError: when the checkpoint does not exist. The message lists the existing ones.
@@ -43,10 +42,9 @@ def resolve_run_checkpoint(
         steps = ", ".join(map(str, checkpoints))
         listed = f"there are {steps}"
 
-    if isinstance(which, os.PathLike):
-        return resolve_path(os.fspath(which))
-    if isinstance(which, str) and os.sep in which:
-        return resolve_path(which)
+    path = str(which)
+    if isinstance(which, os.PathLike) or os.sep in path:
+        return resolve_weights_path(path)
 
     if which == "latest":
         newest = find_newest_checkpoint(os.fspath(run_dir))
@@ -63,15 +61,11 @@ def resolve_run_checkpoint(
     if isinstance(which, bool) or not is_step:
         named_bests = [f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints]
         names = ["best", "latest", *named_bests]
-        meanings = {name: name for name in names}
-        meanings["newest"] = "latest"
-        words = find_similar_names(str(which), meanings)
-        similar = dict.fromkeys(meanings[word] for word in words)
+        similar = find_similar_names(str(which), names)
         did_you_mean = f"did you mean {' or '.join(similar)}? " if similar else ""
-        choices = ", ".join(names)
         raise UsageError(
             f"which: {which!r} is not a checkpoint;"
-            f" {did_you_mean}give {choices}, a step or a path; {listed}"
+            f" {did_you_mean}give {', '.join(names)}, a step or a path; {listed}"
         )
 
     step = int(which)
@@ -105,23 +99,10 @@ def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> s
 def _describe_best_weights(run_dir: Path) -> str:
     """Lists the best weights that a run and its sidecars keep, for a message."""
     patterns = ("*", f"{BEST_CHECKPOINTS}/*", "evals/*/*", f"evals/*/{BEST_CHECKPOINTS}/*")
-    folders: list[Path] = []
+    folders = []
     for pattern in patterns:
-        for path in run_dir.glob(f"{pattern}/{INFO}"):
+        for path in sorted(run_dir.glob(f"{pattern}/{INFO}")):
             # A damaged info.json, or one of another program, names no weights.
-            folder = path.parent
-            if read_info(str(folder), quiet=True):
-                folders.append(folder)
-
-    names = []
-    for folder in sorted(folders):
-        if folder.parent == run_dir / BEST_CHECKPOINTS:
-            names.append(f'"best:{folder.name}"')
-        elif folder.parent == run_dir:
-            names.append('"best"')
-        else:
-            names.append(str(folder))
-    if not names:
-        return ""
-    listed_names = ", ".join(names)
-    return f"; best weights: {listed_names}"
+            if read_info(str(path.parent), quiet=True):
+                folders.append(str(path.parent))
+    return f"; best weights: {', '.join(folders)}" if folders else ""

@@ -125,8 +125,8 @@ def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> No
     points, _ = tiny_arrays(False)
     expected = tk.load_model(folder, 5)(points[:4]).numpy()
 
-    for place, which in ((folder, 5), (folder / "ckpt-5", None)):
-        outputs = tk.get_predictor(place, ["points"], ["hidden", "logits"], which)(points[:4])
+    for which in (5, str(folder / "ckpt-5")):
+        outputs = tk.get_predictor(folder, ["points"], ["hidden", "logits"], which)(points[:4])
         np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-6)
         assert outputs["hidden"].shape == (4, 16)
 

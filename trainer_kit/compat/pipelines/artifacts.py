@@ -5,19 +5,18 @@ Both replace older ones as a whole.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import keras
 import pandas as pd
 
 from trainer_kit import files
-from trainer_kit.errors import StorageError
 from trainer_kit.runtime.keras_internals import is_keras_2_model
+from trainer_kit.serving.model_export import publish_folder
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -56,15 +55,10 @@ def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
     Raises:
       StorageError: When the folder cannot be written.
     """
-    parent = os.path.dirname(path)
-    temporary_path = f"{path}.tmp"
-    old_path = f"{path}.old"
-    try:
-        os.makedirs(parent, exist_ok=True)
-        # A start that was killed here has left them.
-        _remove(temporary_path, old_path)
+    target = Path(path)
+    with publish_folder(target) as folder:
         if is_keras_2_model(model):
-            model.save(temporary_path, save_format="tf")
+            model.save(folder, save_format="tf")
         else:
             inputs = getattr(model, "input", None)
             # A Sequential has no structure of inputs.
@@ -73,21 +67,8 @@ def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
             # Layers of augmentation draw random numbers unless they are told not to.
             if inputs is not None:
                 model = keras.Model(inputs, model(inputs, training=False))
-            model.export(temporary_path, verbose=False)
-
-        files.flush_tree(temporary_path)
+            model.export(folder, verbose=False)
 
         # A folder that is not empty cannot be replaced by a rename.
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path, old_path)
-        os.rename(temporary_path, path)
-        files.flush_folder(parent)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        _remove(temporary_path, old_path)
-
-
-def _remove(*folders: str) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        files.flush_tree(folder)
+        shutil.rmtree(target, ignore_errors=True)

@@ -24,7 +24,6 @@ class OneFileModel:
         self._error = error
 
     def export(self, path: str, **options: Any) -> None:
-        Path(path).mkdir()
         Path(path, "saved_model.pb").write_text(self._text)
         if self._error is not None:
             raise self._error
@@ -72,7 +71,8 @@ def test_a_failed_export_leaves_the_older_model(tmp_path: Path) -> None:
 
 
 def test_files_that_a_killed_export_left_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "saved_model.tmp" / "variables").mkdir(parents=True)
+    # No process has this number.
+    (tmp_path / ".saved_model.999999999.tmp" / "variables").mkdir(parents=True)
     export_saved_model(OneFileModel("new"), str(tmp_path / "saved_model"))
     assert os.listdir(tmp_path) == ["saved_model"]
 
