@@ -77,10 +77,10 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     report["classes"] = classes.tolist()
     report["confusion_matrix"] = matrix.to_numpy().tolist()
 
-    scores = pandas.DataFrame([report[str(number)] for number in classes], classes)
-    lowest = scores.nsmallest(_SHOWN_CLASSES, "f1-score").sort_index()
+    class_scores = pandas.DataFrame([report[str(number)] for number in classes], classes)
+    lowest = class_scores.nsmallest(_SHOWN_CLASSES, "f1-score").sort_index()
     print(f"accuracy {report['accuracy']:.4f}; {len(lowest)} of {len(classes)} classes:")
-    print(lowest.astype({"support": int}).round(2).to_string())
+    print(lowest.astype({"support": int}).to_string(float_format="%.2f"))
 
     shown = lowest.index
     shown_matrix = matrix.loc[shown, shown].to_numpy()

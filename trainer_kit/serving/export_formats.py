@@ -291,14 +291,14 @@ def _explain_conversion(name: str) -> Iterator[None]:
     except Exception as error:
         text = str(error)
         operations = sorted(set(re.findall(r"'tf\.(\w+)' op", text)))
-        reason = " ".join(text.split()) or type(error).__name__
-        reason = f"{reason:.200}"
-        if name != SavedModelFormat.name:
-            reason = f"{reason}; take the format saved_model"
         if "TensorListReserve" in operations:
             reason = "a recurrent layer has a loop; build it with unroll=True"
         elif "'untracked' resource" in text:
             reason = "it reads a lookup table that is no attribute of the task; make it one"
         elif operations:
             reason = f"it has no operation {', '.join(operations)}; take the format saved_model"
+        else:
+            line = " ".join(text.split()) or type(error).__name__
+            advice = "" if name == SavedModelFormat.name else "; take the format saved_model"
+            reason = f"{line:.200}{advice}"
         raise UsageError(f"{name} refuses the model: {reason}") from error

@@ -87,7 +87,7 @@ def build_inference_function(
     """
     # A functional model has names for its inputs.
     names = [tensor.name.partition(":")[0] for tensor in getattr(model, "inputs", None) or ()]
-    # Keras 3 and Keras 2 name an input so that has no name.
+    # Keras 3 and Keras 2 give these names to inputs without a name.
     if any(re.fullmatch(r"(keras_tensor|input_layer)(_\d+)?|input_\d+", name) for name in names):
         names = []
 
@@ -135,7 +135,7 @@ def build_inference_function(
 
 
 def overrides(task: TaskLike | None, name: str) -> bool:
-    """Whether a task has its own method in place of that of Task. No task has none."""
+    """Whether a task overrides a method of Task. False without a task."""
     method = getattr(type(task), name, None)
     return method is not None and method is not getattr(Task, name)
 

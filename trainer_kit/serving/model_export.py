@@ -76,7 +76,8 @@ def export(
       run_or_model: The folder of a run, or a built Keras 3 model, tf_keras model or tf.Module.
       path: The new folder. None: `export/<step>` in the folder of the run.
       formats: Names of formats: saved_model, keras, litert, litert_int8, onnx.
-      which, import_modules, weights: The checkpoint of a run. See `load_model`.
+      which, import_modules, weights: The checkpoint of a run, and the modules to import. See
+        `load_model`. Ignored for a live model.
       examples: Features of some examples, in one batch, as the model takes them. int8 is calibrated
         on them, so give it 100 or more. None: of the run's first validation set, or random numbers,
         for a run without an experiment or for a model.
@@ -110,6 +111,7 @@ def export(
     elif examples is None:
         examples = draw_examples(inference.features_spec, _EXAMPLES)
         is_random = True
+
     columns, _ = select_inputs(inference.name_features(examples), inference)
     arrays = {}
     for name, column in columns.items():
@@ -189,8 +191,12 @@ def _write_format(
 
 
 @contextlib.contextmanager
-def publish_folder(target: Path) -> Iterator[str]:
+def publish_folder(target: Path, replaces: bool = False) -> Iterator[str]:
     """A context with a temporary folder, which gets the name `target` if nothing is raised.
+
+    Args:
+      target: The path of the new folder.
+      replaces: Whether an older folder of this name goes. It stays whole until it does.
 
     Raises:
       StorageError: When the folder cannot be written.
@@ -203,14 +209,17 @@ def publish_folder(target: Path) -> Iterator[str]:
             # In a container each process may have the same number.
             if pid == os.getpid() or not is_process_alive(pid):
                 shutil.rmtree(leftover, ignore_errors=True)
-        folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        folder.mkdir()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        folder = temporary / "new"
+        folder.mkdir(parents=True)
         try:
             yield str(folder)
             files.flush_tree(folder)
+            if replaces and target.exists():
+                os.rename(target, temporary / "old")
             os.rename(folder, target)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         files.flush_folder(target.parent)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error

@@ -60,7 +60,8 @@ def predict(
         Or the path of a .npz, .csv or .parquet file, of TFRecord files, which the task reads,
         or of a folder of images. None: the run's first validation set, with its labels.
       output: The path of the file: .parquet, .jsonl, .csv or .npz. None: the rows are returned.
-      which, import_modules, weights: The checkpoint of a run. See `load_model`.
+      which, import_modules, weights: The checkpoint of a run, and the modules to import. See
+        `load_model`. Ignored for a live model.
       batch_size: The number of rows in a batch, of data that is not in batches.
       strategy: The strategy whose replicas share each batch. None: one replica.
       worker, workers: The number of this worker and of all workers. They share the parts in the
@@ -166,20 +167,20 @@ class ReplicatedInference:
         inputs, passed = select_inputs(batch, self._inference)
         rows = len(next(iter(inputs.values())))
 
-        def select_part(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
+        def select_shard(context: tf.distribute.ValueContext) -> list[tf.Tensor]:
             tensors = []
             for name, spec in self._inference.input_specs.items():
-                parts = np.array_split(inputs[name], context.num_replicas_in_sync)
-                part = parts[context.replica_id_in_sync_group]
-                tensors.append(tf.convert_to_tensor(part, spec.dtype))
+                shards = np.array_split(inputs[name], context.num_replicas_in_sync)
+                shard = shards[context.replica_id_in_sync_group]
+                tensors.append(tf.convert_to_tensor(shard, spec.dtype))
             return tensors
 
         if 1 < self._strategy.num_replicas_in_sync <= rows:
-            tensors = self._strategy.experimental_distribute_values_from_function(select_part)
+            tensors = self._strategy.experimental_distribute_values_from_function(select_shard)
             outputs = {}
             for name, values in self._run_replicas(tensors).items():
-                parts = self._strategy.experimental_local_results(values)
-                outputs[name] = np.concatenate([to_array(part) for part in parts])
+                local_values = self._strategy.experimental_local_results(values)
+                outputs[name] = np.concatenate([to_array(value) for value in local_values])
         else:
             try:
                 outputs = self._inference(inputs)

@@ -39,7 +39,7 @@ class PredictionParts:
         return self.folder / f"part-{number:06}.npz"
 
     def has_part(self, number: int) -> bool:
-        """Whether a part is there, which is whole then."""
+        """Whether a part exists. A part that exists is complete."""
         return self._get_path(number).exists()
 
     def write(self, number: int, columns: Arrays) -> None:
@@ -101,7 +101,9 @@ def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
             for name, column in columns.items():
                 values = to_list(column.reshape(len(column), -1))
                 frame = pandas.DataFrame(values).add_prefix(f"{name}_")
-                frames.append(frame.set_axis([name], axis=1) if column.ndim == 1 else frame)
+                if column.ndim == 1:
+                    frame.columns = [name]
+                frames.append(frame)
             table = pandas.concat(frames, axis=1)
             duplicates = table.columns[table.columns.duplicated()]
             if len(duplicates):
@@ -153,7 +155,7 @@ WRITERS: Mapping[str, Callable[[PredictionParts, int, Path], None]] = {
 
 
 def check_output(output: str) -> None:
-    """Raises UsageError when a path ends with the suffix of no writer."""
+    """Raises UsageError unless a path ends with the suffix of a writer, and is no folder."""
     if Path(output).suffix not in WRITERS or Path(output).is_dir():
         raise UsageError(f"output: {output} is no file that ends with {', '.join(WRITERS)}")
     if output.endswith(".parquet"):

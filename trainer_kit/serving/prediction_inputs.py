@@ -28,7 +28,7 @@ from trainer_kit.training.checks.batch_spec import select_features
 
 # The columns of a batch by name: arrays, and tensors where they come from a dataset.
 Batch = Mapping[str, Any]
-# What Keras calls images, by their channels.
+# Keras's color mode by the number of channels.
 _COLOR_MODES = {1: "grayscale", 3: "rgb", 4: "rgba"}
 
 
@@ -38,7 +38,7 @@ class PredictionInputs:
 
     Attributes:
       identity: What the data is, in JSON types.
-      read_batches: Returns the batches after the first ones, whose number it takes.
+      read_batches: Returns the batches after a number of them.
       batch_count: The number of batches. None if it is not known.
     """
 
@@ -176,7 +176,7 @@ def _slice_arrays(columns: Mapping[str, Any], batch_size: int) -> PredictionInpu
     lengths = {name: array.shape[:1] for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise UsageError(f"data: the arrays have different lengths: {lengths}")
-    (count,) = max(lengths.values())
+    count = len(next(iter(arrays.values())))
 
     def read_batches(skipped: int) -> Iterator[Batch]:
         for begin in range(skipped * batch_size, count, batch_size):
@@ -315,7 +315,7 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
 
 
 def _describe_files(paths: Sequence[str | Path]) -> list[Any]:
-    """Returns what tells files from others of their names."""
+    """Returns names, sizes and times, by which a changed file is recognized."""
     described = []
     for path in paths:
         status = os.stat(path)

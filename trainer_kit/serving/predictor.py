@@ -42,7 +42,8 @@ def get_predictor(
         name.
       outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself,
         and the keys of the dict that it returns.
-      which, import_modules: The checkpoint of a run. See `load_model`.
+      which, import_modules: The checkpoint of a run, and the modules to import. See `load_model`.
+        Ignored for a live model.
 
     Raises:
       UsageError: when an input or the run is not known. At the first call, when an output is not
@@ -60,7 +61,7 @@ def get_predictor(
         live_model = load_model(model, which, import_modules)
 
     check_built(live_model)
-    input_names = _name_inputs(live_model, inputs)
+    input_names = _name_inputs(live_model, list(inputs))
     layers = LayerOutputs(live_model)
 
     @tf.function(reduce_retracing=True, autograph=False)
@@ -106,6 +107,7 @@ def _name_inputs(model: Model, names: Sequence[str]) -> Any:
     Raises:
       UsageError: when the names are not those of the inputs of a functional model.
     """
+    # Only a functional model has names for its inputs.
     structure = None
     if getattr(model, "inputs", None):
         structure = getattr(model, "input", None)

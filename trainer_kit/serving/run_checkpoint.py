@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.errors import UsageError, find_similar_names, suggest_names
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.checkpoint_selection import (
     find_folder_checkpoint,
@@ -34,23 +34,23 @@ def resolve_run_checkpoint(
       UsageError: when the checkpoint does not exist. The message lists the existing ones.
       StorageError: when all checkpoints are damaged.
     """
+    if isinstance(which, os.PathLike) or os.sep in str(which):
+        path = which if isinstance(which, os.PathLike) else str(which)
+        return resolve_weights_path(os.fspath(path))
     if isinstance(which, str):
         which = which.removeprefix("ckpt-")
+
     checkpoints = complete_checkpoints(os.fspath(run_dir))
-    listed = f"{run_dir} holds no checkpoint"
+    listed = f"{run_dir} has no checkpoint"
     if checkpoints:
         steps = ", ".join(map(str, checkpoints))
         listed = f"there are {steps}"
-
-    path = str(which)
-    if isinstance(which, os.PathLike) or os.sep in path:
-        return resolve_weights_path(path)
 
     if which == "latest":
         newest = find_newest_checkpoint(os.fspath(run_dir))
         if newest is None:
             best_weights = _describe_best_weights(run_dir)
-            raise UsageError(f"there is no latest checkpoint: {run_dir} holds none{best_weights}")
+            raise UsageError(f"there is no latest checkpoint: {run_dir} has none{best_weights}")
         return newest
 
     if which == "best" or str(which).startswith(_BEST_PREFIX):
@@ -61,11 +61,9 @@ def resolve_run_checkpoint(
     if isinstance(which, bool) or not is_step:
         named_bests = [f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints]
         names = ["best", "latest", *named_bests]
-        similar = find_similar_names(str(which), names)
-        did_you_mean = f"did you mean {' or '.join(similar)}? " if similar else ""
         raise UsageError(
-            f"which: {which!r} is not a checkpoint;"
-            f" {did_you_mean}give {', '.join(names)}, a step or a path; {listed}"
+            f"which: {which!r} is not a checkpoint; give {', '.join(names)}, a step or a path;"
+            f" {listed}"
         )
 
     step = int(which)
@@ -90,8 +88,7 @@ def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> s
     if checkpoint is None:
         best_weights = _describe_best_weights(run_dir)
         raise UsageError(
-            f"there is no best checkpoint: {folder} holds none"
-            f'{best_weights}; "latest" is another choice'
+            f"there is no best checkpoint: {folder} has none{best_weights}; or take the latest one"
         )
     return checkpoint
 
@@ -104,5 +101,5 @@ def _describe_best_weights(run_dir: Path) -> str:
         for path in sorted(run_dir.glob(f"{pattern}/{INFO}")):
             # A damaged info.json, or one of another program, names no weights.
             if read_info(str(path.parent), quiet=True):
-                folders.append(str(path.parent))
+                folders.append(str(path.parent.absolute()))
     return f"; best weights: {', '.join(folders)}" if folders else ""

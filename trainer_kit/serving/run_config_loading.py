@@ -46,6 +46,9 @@ def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
     if (folder / "params.yaml").is_file():
         return folder
 
+    for parent in folder.parents:
+        if (parent / "params.yaml").is_file():
+            raise UsageError(f"{folder} is in the run {parent}; give the run, and this checkpoint")
     if not folder.is_dir():
         sibling_paths = folder.parent.glob("[!.]*")
         siblings = [path.name for path in sibling_paths if path.is_dir()]
@@ -88,17 +91,18 @@ def read_run_config(
         modules = []
 
     # What the run names is the code of whoever wrote the folder.
-    recorded: list[str] = []
-    named: list[str] = []
+    recorded_modules: list[str] = []
+    required_code: list[str] = []
     if name and name not in experiments and not modules:
+        # The flag and its value are one argument or two.
         words = "\0".join(map(str, manifest.get("command") or []))
-        recorded = re.findall(rf"\0{_IMPORT_FLAG}[=\0]([^\0]+)", words)
-        named += recorded or [f"the module of the experiment {name!r}"]
+        recorded_modules = re.findall(rf"\0{_IMPORT_FLAG}[=\0]([^\0]+)", words)
+        required_code += recorded_modules or [f"the module of the experiment {name!r}"]
     trainer = sections.get("trainer")
     trainer_class = trainer.get("trainer_class") if isinstance(trainer, dict) else ""
     if trainer_class:
-        named.append(str(trainer_class))
-    code = " and ".join(named)
+        required_code.append(str(trainer_class))
+    code = " and ".join(required_code)
     if code and import_modules is False:
         raise UsageError(
             f"import_modules=False: {run_dir} needs {code}; name what you trust in import_modules"
@@ -106,8 +110,8 @@ def read_run_config(
     if code:
         print(f"imports {code}, which {run_dir} names")
 
-    advice = " (give it, or go to the folder where the run was started)" if recorded else ""
-    for module in modules or recorded:
+    advice = " (give it, or go to the folder where the run was started)" if recorded_modules else ""
+    for module in modules or recorded_modules:
         discovery.import_user_module(module, f"import_modules{advice}")
     if name and name not in experiments:
         discovery.import_experiment(name, (), "import_modules")

@@ -73,7 +73,7 @@ def test_scores_are_those_computed_by_hand(
     np.testing.assert_allclose(worst["loss"], -np.log(worst["probability"]), rtol=1e-4)
     printed = capsys.readouterr().out
     assert "accuracy 0.6000; 3 of 3 classes" in printed
-    assert "1       0.67     1.0       0.8        2" in printed
+    assert "1       0.67    1.00      0.80        2" in printed
 
 
 @pytest.mark.parametrize(

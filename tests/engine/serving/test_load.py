@@ -213,7 +213,7 @@ def test_an_unknown_checkpoint_is_refused_with_what_there_is(
         trainer_kit.load_model(run, which, modules)
 
 
-@pytest.mark.parametrize("folder", ["", "rnu"])
+@pytest.mark.parametrize("folder", ["", "rnu", "run/ckpt-60"])
 def test_a_folder_that_is_no_run_is_refused_with_near_runs(run: Path, folder: str) -> None:
     with pytest.raises(UsageError, match=f"{run}"):
         trainer_kit.load_model(run.parent / folder)

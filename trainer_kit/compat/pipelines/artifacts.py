@@ -6,7 +6,6 @@ Both replace older ones as a whole.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,8 +54,7 @@ def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
     Raises:
       StorageError: When the folder cannot be written.
     """
-    target = Path(path)
-    with publish_folder(target) as folder:
+    with publish_folder(Path(path), replaces=True) as folder:
         if is_keras_2_model(model):
             model.save(folder, save_format="tf")
         else:
@@ -68,7 +66,3 @@ def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
             if inputs is not None:
                 model = keras.Model(inputs, model(inputs, training=False))
             model.export(folder, verbose=False)
-
-        # A folder that is not empty cannot be replaced by a rename.
-        files.flush_tree(folder)
-        shutil.rmtree(target, ignore_errors=True)

@@ -60,6 +60,24 @@ def test_a_saved_model_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["saved_model"]
 
 
+def test_the_older_model_is_whole_until_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "saved_model"
+    export_saved_model(OneFileModel("old"), str(path))
+    rename = os.rename
+    states = []
+
+    def record_state(source: Any, target: Any) -> None:
+        states.append([file.read_text() for file in path.glob("*")] if path.exists() else None)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", record_state)
+    export_saved_model(OneFileModel("new"), str(path))
+
+    assert states == [["old"], None]
+
+
 def test_a_failed_export_leaves_the_older_model(tmp_path: Path) -> None:
     path = tmp_path / "saved_model"
     export_saved_model(OneFileModel("old"), str(path))
