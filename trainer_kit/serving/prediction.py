@@ -115,6 +115,8 @@ def predict(
     count = 0
     while parts.has_part(count):
         count += 1
+    if count > 0:
+        print(f"continues with part {count} in {parts.folder}")
 
     # This worker computes its missing parts, and passes over the others.
     batches = _show_progress(inputs, count * _PART_BATCHES)
@@ -200,10 +202,10 @@ class ReplicatedInference:
 
 
 def _show_progress(inputs: PredictionInputs, skipped: int) -> Iterator[Batch]:
-    """Yields the batches after the skipped ones, with a bar on the terminal."""
+    """Yields the batches after the skipped ones, with a bar on a terminal."""
     total = None if inputs.batch_count is None else inputs.batch_count - skipped
     batches = inputs.read_batches(skipped)
-    return iter(track(batches, "predict", total))
+    return iter(track(batches, "predict", total, transient=True))
 
 
 def _join(pieces: Sequence[Arrays]) -> dict[str, np.ndarray]:

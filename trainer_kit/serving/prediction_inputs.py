@@ -89,7 +89,7 @@ def select_inputs(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the columns of a batch that are inputs, and the others.
 
-    An input that is a vector is one column, or the columns `NAME_0`, `NAME_1` and so on.
+    An input that is no single number is one column, or the columns `NAME_0`, `NAME_1` and so on.
 
     Raises:
       UsageError: When an input has no column, or one of another shape or dtype.
@@ -98,19 +98,20 @@ def select_inputs(
     inputs = {}
     for name, spec in inference.input_specs.items():
         parts = [name]
-        if name not in batch and spec.shape.rank == 2:
-            parts = [f"{name}_{index}" for index in range(spec.shape[1] or 0)]
+        size = spec.shape[1:].num_elements()
+        if name not in batch and spec.shape.rank > 1 and size:
+            parts = [f"{name}_{index}" for index in range(size)]
         is_longer = f"{name}_{len(parts)}" in batch and parts != [name]
-        if not parts or is_longer or not batch.keys() >= set(parts):
-            listed = ", ".join(itertools.islice(batch, 12))
+        if is_longer or not batch.keys() >= set(parts):
+            listed = ", ".join(batch)
             raise UsageError(
-                f"input: the columns are {listed}, and the model takes {name!r} of shape"
-                f" {list(spec.shape[1:])}; name them {name!r}, or {name}_0, {name}_1 and so on"
+                f"input: the columns are {listed:.200}; the model takes {name!r} of shape"
+                f" {list(spec.shape[1:])}, in a column of this name or in {parts[0]} to {parts[-1]}"
             )
         columns = [_convert_column(part, others.pop(part), spec.dtype) for part in parts]
         column = columns[0]
         if parts != [name]:
-            column = np.stack(columns, axis=1)
+            column = np.stack(columns, axis=1).reshape([-1, *spec.shape[1:]])
         if not spec.shape.is_compatible_with(column.shape):
             raise UsageError(
                 f"input: {name!r} has the shape {list(column.shape[1:])} in a row, and the model"
@@ -264,7 +265,8 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, tf.errors.OpError) as error:
-        line = str(error).strip().partition("\n")[0]
+        # TensorFlow names its operation first.
+        line = str(error).strip().partition("\n")[0].rpartition("}} ")[2]
         raise UsageError(f"input: {path} cannot be read: {line:.200}") from error
 
 
@@ -290,7 +292,8 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
             column = np.char.encode(column, "utf-8")
         if column.dtype == object:
             raise UsageError(
-                f"input: {name!r} has values that are neither numbers nor texts; leave it out"
+                f"input: {name!r} has values that are neither numbers nor texts; leave it out, or"
+                f" give the numbers of lists in lists as {name}_0, {name}_1 and so on"
             )
     if dtype is None or dtype == tf.string:
         return column
@@ -300,7 +303,8 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
         try:
             column = column.astype(np.int64 if dtype.is_integer else np.float64)
         except ValueError as error:
-            raise UsageError(f"input: {name!r} has values that are no numbers: {error}") from error
+            value = str(error).rpartition("bytes_(b")[2].rstrip(")")
+            raise UsageError(f"input: {name!r} has {value:.40}, which is no number") from error
     kind = dtype.as_numpy_dtype
     if dtype.is_integer:
         is_allowed = column.dtype.kind in "iu" and np.array_equal(column.astype(kind), column)

@@ -312,7 +312,7 @@ def test_numbers_of_a_csv_file_have_the_type_of_the_input(tmp_path: Path) -> Non
     [
         ({"output": "out.txt"}, "is no file that ends with .jsonl, .csv, .parquet, .npz"),
         ({"data": "nothing.npz"}, "there is no file nothing.npz"),
-        ({"data": {"y": ROWS}}, "the columns are y, and the model takes 'x'"),
+        ({"data": {"y": ROWS}}, "the columns are y; the model takes 'x' of shape .* x_0 to x_2"),
         (
             {"data": {"x": ROWS[:, :2]}},
             r"'x' has the shape \[2\] in a row, and the model takes \[3\]",
