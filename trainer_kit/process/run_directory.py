@@ -95,6 +95,7 @@ class RunDirectory:
         self.params_path = os.path.join(model_dir, "params.yaml")
         self.manifest_path = os.path.join(model_dir, "manifest.json")
         self.final_path = os.path.join(model_dir, "final.json")
+        self.log_path = os.path.join(self.output_dir, "log.txt")
         # The identity in the manifest that this process has written.
         self._run_id = ""
 
@@ -245,13 +246,13 @@ class RunDirectory:
         return os.path.exists(self.params_path)
 
     def list_missing_records(self, names: Iterable[str]) -> list[str]:
-        """Returns the paths of the files that write_record writes and that are missing.
+        """Returns the paths of the missing files among those of write_record and the log.
 
         Args:
           names: The names of the further files.
         """
         extra_paths = [os.path.join(self.path, name) for name in names]
-        paths = [self.params_path, self.manifest_path, *extra_paths]
+        paths = [self.params_path, self.manifest_path, self.log_path, *extra_paths]
         return [path for path in paths if not os.path.exists(path)]
 
     def remove_records(self, paths: Iterable[str]) -> None:

@@ -168,7 +168,7 @@ def _check_controller(plan: RunPlan) -> None:
         )
 
 
-def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
+def build_writers(plan: RunPlan, console: Writer | None, log: Writer | None) -> ReportWriters:
     """Returns what the run reports its numbers to."""
     return ReportWriters.open(
         plan.directory,
@@ -176,6 +176,7 @@ def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
         trains=plan.trains,
         save_summary=plan.options.save_summary,
         console=console,
+        log=log,
         summary_managers=(plan.options.summary_manager, plan.options.eval_summary_manager),
     )
 

@@ -41,6 +41,7 @@ class ReportWriters:
         trains: bool = True,
         save_summary: bool = True,
         console: Writer | None = None,
+        log: Writer | None = None,
         summary_managers: tuple[SummaryManagerLike | None, SummaryManagerLike | None] = (
             None,
             None,
@@ -54,6 +55,7 @@ class ReportWriters:
           trains: Whether the run trains and so has a history.
           save_summary: Whether TensorBoard summaries are written.
           console: The writer that shows progress. None shows none.
+          log: The writer of log.txt. None writes none.
           summary_managers: The managers for training and validation summaries. None for
             trainer_kit's own.
         """
@@ -70,6 +72,5 @@ class ReportWriters:
         history = JsonLinesWriter(directory.metrics_path) if is_chief and trains else None
         if history is not None:
             writers.append(history)
-        if console is not None:
-            writers.append(console)
+        writers += [writer for writer in (console, log) if writer is not None]
         return cls(BackgroundWriter(writers), train_summaries, eval_summaries, history)
