@@ -53,6 +53,7 @@ from trainer_kit.run.preflight import find_early_stopping_mistakes
 from trainer_kit.runtime.collectives import barrier, broadcast_text, worker_count
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.telemetry.summary_manager import TensorBoardOptions
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.evaluator import Evaluator
@@ -168,8 +169,15 @@ def _check_controller(plan: RunPlan) -> None:
         )
 
 
-def build_writers(plan: RunPlan, console: Writer | None, log: Writer | None) -> ReportWriters:
+def build_writers(
+    plan: RunPlan, trainer: BaseTrainer, console: Writer | None, log: Writer | None
+) -> ReportWriters:
     """Returns what the run reports its numbers to."""
+    tensorboard = TensorBoardOptions(
+        loss_tag=getattr(trainer, "loss_tag", ""),
+        config=plan.original_config,
+        config_kind="validation" if plan.evaluates else "train",
+    )
     return ReportWriters.open(
         plan.directory,
         is_chief=plan.is_chief,
@@ -177,6 +185,7 @@ def build_writers(plan: RunPlan, console: Writer | None, log: Writer | None) -> 
         save_summary=plan.options.save_summary,
         console=console,
         log=log,
+        tensorboard=tensorboard,
         summary_managers=(plan.options.summary_manager, plan.options.eval_summary_manager),
     )
 

@@ -207,7 +207,8 @@ def run_experiment(
         contexts.enter_context(watchdog)
 
         # What the trainer reports to, what saves it, and what drives it.
-        writers = assembly.build_writers(plan, chief_console, log if plan.is_chief else None)
+        chief_log = log if plan.is_chief else None
+        writers = assembly.build_writers(plan, trainer, chief_console, chief_log)
         contexts.enter_context(contextlib.closing(writers.writer))
         if activity_watcher is not None:
             # Contexts end in reverse order, so this is before the writer of the console is closed.

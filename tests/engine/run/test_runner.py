@@ -149,7 +149,7 @@ def test_train_saves_records_and_reports_its_time(
     assert caplog.messages[-1] == spent["verdict"]
     assert read_json(tmp_path / "manifest.json")["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
-    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
+    assert {"loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
         tmp_path / "train"
     ).keys()
     assert model.count_params() == 27
@@ -272,7 +272,7 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
     _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
 
     assert logs["validation_loss"] > 0
-    assert _read_tags(tmp_path / "validation")["validation_loss"] == [20]
+    assert _read_tags(tmp_path / "validation")["loss"] == [20]
 
     _, same = _run(tmp_path, "train", run_post_eval=True, trainer=linear.again())
     assert same["validation_loss"] == logs["validation_loss"]
