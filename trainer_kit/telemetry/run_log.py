@@ -53,8 +53,6 @@ class RunLog(logging.Handler):
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         command = shlex.join(sys.argv)
         header = f"--- {now} on {socket.gethostname()}, process {os.getpid()}: {command}\n"
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
         self._waiting_lines.appendleft(header)
         self._path = path
         self._record_path = record_path
@@ -97,6 +95,7 @@ class RunLog(logging.Handler):
             if os.path.exists(self._record_path):
                 # The file is opened for each line: the folder may be moved or removed.
                 content = "".join(self._waiting_lines)
+                os.makedirs(os.path.dirname(self._path), exist_ok=True)
                 with open(self._path, "ab") as stream:
                     stream.write(content.encode(errors="backslashreplace"))
                 self._waiting_lines.clear()

@@ -27,8 +27,9 @@ def test_lines_wait_for_the_record_of_the_run(tmp_path: Path) -> None:
         log.start(str(path), str(record))
         log.write(report(kind="train", step=5, metrics={"training_loss": 0.5}))
         log.write(report(kind=CHANGE, step=5))
-        assert not path.exists()
+        assert not path.parent.exists()
 
+        record.parent.mkdir()
         record.write_text("")
         logging.getLogger("another.package").error("two\nlines")
         assert path.read_text().endswith("two\nlines\n")
