@@ -10,5 +10,6 @@ for _module in (
     "trainer_kit.run.launcher",
     "trainer_kit.train",
     "trainer_kit.testing.tiny_task",
+    "tensorboard.plugins.hparams.api",
 ):
     importlib.import_module(_module)

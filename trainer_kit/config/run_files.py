@@ -21,6 +21,7 @@ RESERVED_NAMES = (
     "hyper_parameters.yaml",
     "hyper_parameters.jsonl",
     "final.json",
+    "log.txt",
     "heartbeat.json",
     "trainer.lock",
     "evals",

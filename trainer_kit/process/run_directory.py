@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import re
+import socket
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError
+from trainer_kit.process.user_code import describe_code_changes
 
 # With the step it names the folder of a run in continuous_train_and_eval.
 FINETUNE = "finetune-"
@@ -93,6 +95,7 @@ class RunDirectory:
         self.params_path = os.path.join(model_dir, "params.yaml")
         self.manifest_path = os.path.join(model_dir, "manifest.json")
         self.final_path = os.path.join(model_dir, "final.json")
+        self.log_path = os.path.join(self.output_dir, "log.txt")
         # The identity in the manifest that this process has written.
         self._run_id = ""
 
@@ -108,8 +111,8 @@ class RunDirectory:
         """Writes the records of the run, and removes an older final.json.
 
         The records are params.yaml, manifest.json and the further files. A warning names each
-        difference of platform, versions or threads to the first start, since the results may differ
-        in their last bits.
+        difference of platform, versions, threads or the user's code to the last start, since the
+        results may differ.
 
         Args:
           config: The config of the run.
@@ -117,8 +120,8 @@ class RunDirectory:
           mode: The mode of the run.
           extra_files: The texts of the further files, by name.
           threads: The thread counts, which a resumed run reuses.
-          setup: The numbers of replicas and workers, the kind of device, what describes the data,
-            the steps of the run, and what `read_layer_names` returns.
+          setup: The numbers of replicas and workers, the device, what describes the data, the steps
+            of the run, and what `read_layer_names` and `describe_code` return.
         """
         if os.path.exists(self.final_path):
             os.remove(self.final_path)
@@ -141,7 +144,13 @@ class RunDirectory:
         starts = before.get("starts")
         earlier_starts = starts if isinstance(starts, list) else []
         now = datetime.now(timezone.utc)
-        start = {"time": now.isoformat(timespec="seconds"), "mode": mode}
+        setup = setup or {}
+        start = {
+            "time": now.isoformat(timespec="seconds"),
+            "mode": mode,
+            "host": socket.gethostname(),
+            "git": setup.get("git", {}),
+        }
         record = {
             "run_id": run_id,
             "experiment": experiment,
@@ -152,9 +161,14 @@ class RunDirectory:
             "platform": platform.platform(),
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
-            **(setup or {}),
+            **setup,
+            "installed": dict(list_installed_packages()),
         }
-        for difference in describe_differences(before, record):
+        differences = describe_differences(before, record)
+        if has_begun(self.path):
+            # Without a checkpoint the run begins again, with any code.
+            differences += describe_code_changes(before, record)
+        for difference in differences:
             _LOG.warning("%s; results may differ", difference)
 
         files.write_json(self.manifest_path, record, point="manifest")
@@ -232,13 +246,13 @@ class RunDirectory:
         return os.path.exists(self.params_path)
 
     def list_missing_records(self, names: Iterable[str]) -> list[str]:
-        """Returns the paths of the files that write_record writes and that are missing.
+        """Returns the paths of the missing files among those of write_record and the log.
 
         Args:
           names: The names of the further files.
         """
         extra_paths = [os.path.join(self.path, name) for name in names]
-        paths = [self.params_path, self.manifest_path, *extra_paths]
+        paths = [self.params_path, self.manifest_path, self.log_path, *extra_paths]
         return [path for path in paths if not os.path.exists(path)]
 
     def remove_records(self, paths: Iterable[str]) -> None:
@@ -493,9 +507,29 @@ def get_versions() -> dict[str, Any]:
     }
 
 
+@functools.cache
+def list_installed_packages() -> tuple[tuple[str, str], ...]:
+    """Returns the names and versions of all installed packages, in the order of their names."""
+    packages = []
+    for distribution in metadata.distributions():
+        # Each access to the metadata parses it again. A damaged package may have no name.
+        description = distribution.metadata
+        packages.append((str(description["Name"]), str(description["Version"])))
+    return tuple(sorted(packages))
+
+
 def describe_differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Returns a phrase for each difference of two manifests that may change a run's last bits."""
-    names = ("python", "platform", "packages", "threads", "replicas", "workers", "device")
+    names = (
+        "python",
+        "platform",
+        "packages",
+        "threads",
+        "replicas",
+        "workers",
+        "device",
+        "device_name",
+    )
     differences = []
     for name in names:
         if name not in before or name not in now:

@@ -45,6 +45,7 @@ from trainer_kit.process.run_directory import (
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.process.sidecar_lease import Lease, LeaseReader
 from trainer_kit.process.signals import StopSignals
+from trainer_kit.process.user_code import describe_code, describe_code_changes
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_actions, register_states
 from trainer_kit.run.plan import RunPlan
@@ -52,6 +53,7 @@ from trainer_kit.run.preflight import find_early_stopping_mistakes
 from trainer_kit.runtime.collectives import barrier, broadcast_text, worker_count
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.telemetry.summary_manager import TensorBoardOptions
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.evaluator import Evaluator
@@ -167,14 +169,23 @@ def _check_controller(plan: RunPlan) -> None:
         )
 
 
-def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
+def build_writers(
+    plan: RunPlan, trainer: BaseTrainer, console: Writer | None, log: Writer | None
+) -> ReportWriters:
     """Returns what the run reports its numbers to."""
+    tensorboard = TensorBoardOptions(
+        loss_tag=getattr(trainer, "loss_tag", ""),
+        config=plan.original_config,
+        config_kind="validation" if plan.evaluates else "train",
+    )
     return ReportWriters.open(
         plan.directory,
         is_chief=plan.is_chief,
         trains=plan.trains,
         save_summary=plan.options.save_summary,
         console=console,
+        log=log,
+        tensorboard=tensorboard,
         summary_managers=(plan.options.summary_manager, plan.options.eval_summary_manager),
     )
 
@@ -271,7 +282,7 @@ def build_sidecar(
 
 
 def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
-    """Returns what the manifest records of devices, data and layers.
+    """Returns what the manifest records of devices, data, layers and code.
 
     Runs eagerly, once the trainer has opened its data.
 
@@ -287,6 +298,12 @@ def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
         "workers": worker_count(plan.strategy),
         "device": max(accelerators, default="CPU"),
     }
+    if setup["device"] == "GPU":
+        gpus = tf.config.list_physical_devices("GPU")
+        details = tf.config.experimental.get_device_details(gpus[0])
+        setup["device_name"] = details.get("device_name", "")
+    task = getattr(trainer, "task", None)
+    code = describe_code(type(task)) if plan.writes_records else {}
 
     is_resumed = plan.trains and has_begun(plan.directory.path)
     before = read_manifest(plan.directory.path) if is_resumed else {}
@@ -296,6 +313,7 @@ def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
     if plan.config.trainer.require_exact_resume:
         advice = "go back, or set it to false to continue with other last bits"
         problems = describe_differences(before, {**get_versions(), **setup})
+        problems += describe_code_changes(before, code)
         mistakes += [
             Mistake("trainer.require_exact_resume", problem, advice) for problem in problems
         ]
@@ -306,6 +324,7 @@ def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
         raise UsageError(text)
     return {
         **setup,
+        **code,
         "data": {**data_before, **data},
         "train_steps": plan.config.trainer.train_steps,
         "layer_names": layer_names(trainer.model),

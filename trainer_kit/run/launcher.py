@@ -5,7 +5,9 @@ Sets devices, seeds and precision, makes strategy and task, and calls run_experi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trainer_kit.config.experiment_registry import lookup_task_class
@@ -29,6 +31,7 @@ from trainer_kit.runtime.tf_config import (
     find_parameter_server_mistakes,
     read_cluster,
 )
+from trainer_kit.telemetry.run_log import collect_log
 from trainer_kit.training.trainer_creation import check_optimizer_choice
 
 
@@ -81,17 +84,22 @@ def launch(
     if lookup_mode(mode).trains:
         check_optimizer_choice(config, task_type)
 
-    with forbid_concurrent_runs(), convert_lost_worker_errors():
-        strategy = prepare_runtime(config, read_thread_counts(model_dir))
+    # The log of a run has the lines of its preparation, too. Each fine-tuning has a log of its own.
+    log: AbstractContextManager[Any] = contextlib.nullcontext()
+    if mode != CONTINUOUS_FINETUNE:
+        log = collect_log()
+    with log:
+        with forbid_concurrent_runs(), convert_lost_worker_errors():
+            strategy = prepare_runtime(config, read_thread_counts(model_dir))
 
-        def create_task(config: ExperimentConfig, model_dir: str) -> Any:
-            with strategy.scope():
-                return task_type(config.task, logging_dir=model_dir)
+            def create_task(config: ExperimentConfig, model_dir: str) -> Any:
+                with strategy.scope():
+                    return task_type(config.task, logging_dir=model_dir)
 
-        if mode == CONTINUOUS_FINETUNE:
-            return finetune_checkpoints(strategy, create_task, config, model_dir, run_options)
-        task = create_task(config, model_dir)
-    return run_experiment(strategy, task, mode, config, model_dir, **vars(run_options))
+            if mode == CONTINUOUS_FINETUNE:
+                return finetune_checkpoints(strategy, create_task, config, model_dir, run_options)
+            task = create_task(config, model_dir)
+        return run_experiment(strategy, task, mode, config, model_dir, **vars(run_options))
 
 
 def prepare_runtime(config: ExperimentConfig, threads: Mapping[str, int] | None = None) -> Any:

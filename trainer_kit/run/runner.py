@@ -55,6 +55,7 @@ from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import format_epoch_progress
+from trainer_kit.telemetry.run_log import collect_log
 from trainer_kit.telemetry.summary_manager import SummaryManagerLike
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.step_tensors import check_evaluation_tensors
@@ -167,6 +168,8 @@ def run_experiment(
     progress = Progress()
 
     with contextlib.ExitStack() as contexts:
+        log = contexts.enter_context(collect_log())
+
         # What can stop or refuse the run: signals, another run, the end of its time, other workers.
         grace_seconds = plan.config.trainer.preemption_grace_seconds
         signals = contexts.enter_context(StopSignals(progress, grace_seconds))
@@ -177,6 +180,9 @@ def run_experiment(
         contexts.enter_context(convert_lost_worker_errors())
         contexts.enter_context(convert_system_exit())
         check_agreement(plan)
+        if plan.is_chief:
+            record_path = plan.directory.params_path if plan.trains else plan.directory.ledger_path
+            log.start(plan.directory.log_path, record_path)
 
         # The console shows what the run does while the model is built. Only the chief has one.
         chief_console = (console or ConsoleWriter(sys.stdout)) if plan.is_chief else None
@@ -201,7 +207,8 @@ def run_experiment(
         contexts.enter_context(watchdog)
 
         # What the trainer reports to, what saves it, and what drives it.
-        writers = assembly.build_writers(plan, chief_console)
+        chief_log = log if plan.is_chief else None
+        writers = assembly.build_writers(plan, trainer, chief_console, chief_log)
         contexts.enter_context(contextlib.closing(writers.writer))
         if activity_watcher is not None:
             # Contexts end in reverse order, so this is before the writer of the console is closed.

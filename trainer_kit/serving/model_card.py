@@ -101,7 +101,7 @@ def write_model_card(
 
 
 def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]:
-    """Returns paragraphs on the run: the command, the data and the metrics."""
+    """Returns paragraphs on the run: the command, the code, the data and the metrics."""
     packages = manifest.get("packages", {})
     installed = [f"{name} {version}" for name, version in packages.items() if version]
     versions = ", ".join(installed)
@@ -111,6 +111,9 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]
         f" steps with {versions}.",
         f"```bash\n{command}\n```",
     ]
+    if git := manifest.get("git"):
+        changes = ", with changes that were not committed" if git["dirty"] else ""
+        paragraphs.append(f"The code is that of the git commit `{git['commit']}`{changes}.")
     for section, parts in manifest.get("data", {}).items():
         described = "; ".join(f"{name}: {text}" for name, text in parts.items())
         paragraphs.append(f"Data of `{section}`: {described}")

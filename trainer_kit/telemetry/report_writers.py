@@ -11,6 +11,7 @@ from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.summary_manager import (
     SummaryManager,
     SummaryManagerLike,
+    TensorBoardOptions,
     TensorBoardWriter,
 )
 
@@ -41,6 +42,8 @@ class ReportWriters:
         trains: bool = True,
         save_summary: bool = True,
         console: Writer | None = None,
+        log: Writer | None = None,
+        tensorboard: TensorBoardOptions | None = None,
         summary_managers: tuple[SummaryManagerLike | None, SummaryManagerLike | None] = (
             None,
             None,
@@ -54,6 +57,8 @@ class ReportWriters:
           trains: Whether the run trains and so has a history.
           save_summary: Whether TensorBoard summaries are written.
           console: The writer that shows progress. None shows none.
+          log: The writer of log.txt. None writes none.
+          tensorboard: What trainer_kit's own managers write for TensorBoard beside the metrics.
           summary_managers: The managers for training and validation summaries. None for
             trainer_kit's own.
         """
@@ -66,10 +71,9 @@ class ReportWriters:
             folder = directory.eval_summary_dir
             eval_summaries = SummaryManager(folder if has_summaries else None)
 
-        writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries)]
+        writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries, tensorboard)]
         history = JsonLinesWriter(directory.metrics_path) if is_chief and trains else None
         if history is not None:
             writers.append(history)
-        if console is not None:
-            writers.append(console)
+        writers += [writer for writer in (console, log) if writer is not None]
         return cls(BackgroundWriter(writers), train_summaries, eval_summaries, history)

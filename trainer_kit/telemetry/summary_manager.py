@@ -23,10 +23,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import tensorflow as tf
 
+from trainer_kit.config.fields import flatten_values
+from trainer_kit.config.resolve import non_default_paths
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import as_scalar
@@ -36,6 +41,7 @@ _SCALAR_METADATA = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
 )
 _FLOAT = tf.float32.as_datatype_enum
+_LOSS_NAMES = ("training_loss", "validation_loss")
 
 
 class SummaryManagerLike(Protocol):
@@ -111,6 +117,34 @@ class SummaryManager:
                 "summaries need a step: pass step= or call tf.summary.experimental.set_step"
             )
         self._write(values, int(step), "")
+
+    def write_config(self, config: ExperimentConfig, step: int) -> None:
+        """Writes a config as text, and its values that are no defaults for the HParams tab.
+
+        The tab has a row for the folder around the directory, with the scalars of the directory.
+        Writes nothing without the package tensorboard.
+
+        Raises:
+          StorageError: when they cannot be written.
+        """
+        if self._directory is None:
+            return
+        try:
+            # The import takes 0.2 s.
+            from tensorboard.plugins.hparams import api
+        except ImportError:
+            return
+
+        values = flatten_values(config)
+        hparams = {}
+        for path in non_default_paths(config):
+            value = values.get(path)
+            hparams[path] = value if isinstance(value, (bool, int, float)) else str(value)
+        run_folder = os.path.dirname(self._directory)
+        start = api.hparams_pb(hparams, trial_id=run_folder)
+        with self._storage_errors(""), self.summary_writer().as_default(step=step):
+            tf.summary.text("config", f"```yaml\n{to_yaml(config)}```")
+            tf.summary.experimental.write_raw_pb(start.SerializeToString())
 
     def resume(self, step: int) -> None:
         """Removes the events of steps after `step` from the curves, since the run resumes there.
@@ -253,21 +287,43 @@ class SummaryManager:
         )
 
 
+@dataclass(frozen=True)
+class TensorBoardOptions:
+    """What a SummaryManager writes for TensorBoard beside the metrics.
+
+    Attributes:
+      loss_tag: The name of the losses of training and of validation, since one name in several
+        folders is one chart. "" leaves them their names.
+      config: The config of the run. None writes none.
+      config_kind: The kind of the reports that the config is written with, "train" or "validation".
+    """
+
+    loss_tag: str = "loss"
+    config: ExperimentConfig | None = None
+    config_kind: str = "validation"
+
+
 class TensorBoardWriter:
     """Writes reports through two summary managers: one for training, one for everything else.
 
-    It adds `steps_per_second` and `examples_per_second` to the metrics. A manager of another class
-    is called by Orbit's interface with the unchanged metrics. The step is passed if its
-    `write_summaries` takes one. Runs eagerly, on the host.
+    It adds `steps_per_second` and `examples_per_second` to the metrics. The options apply to each
+    SummaryManager. A manager of another class is called by Orbit's interface with the unchanged
+    metrics. The step is passed if its `write_summaries` takes one. Runs eagerly, on the host.
 
     Args:
       train_manager: The manager that gets reports of kind "train".
       validation_manager: The manager that gets the others. It may be the same object.
+      options: What is written beside the metrics. None means the defaults.
     """
 
     def __init__(
-        self, train_manager: SummaryManagerLike, validation_manager: SummaryManagerLike
+        self,
+        train_manager: SummaryManagerLike,
+        validation_manager: SummaryManagerLike,
+        options: TensorBoardOptions | None = None,
     ) -> None:
+        self._options = options or TensorBoardOptions()
+        self._has_config = False
         self._managers = {"train": train_manager, "validation": validation_manager}
         self._takes_step = {kind: _takes_step(manager) for kind, manager in self._managers.items()}
 
@@ -293,6 +349,13 @@ class TensorBoardWriter:
         if report.examples_per_second is not None:
             values["examples_per_second"] = report.examples_per_second
         manager = self._managers[kind]
+        if isinstance(manager, SummaryManager):
+            options = self._options
+            if options.loss_tag:
+                values = _unify_loss_tags(values, options.loss_tag)
+            if options.config and options.config_kind == kind and not self._has_config:
+                manager.write_config(options.config, report.step)
+                self._has_config = True
         if self._takes_step[kind]:
             manager.write_summaries(values, step=report.step)
         else:
@@ -308,6 +371,20 @@ class TensorBoardWriter:
         for manager in self._managers.values():
             close = getattr(manager, "close", manager.flush)
             close()
+
+
+def _unify_loss_tags(values: Mapping[str, object], loss_tag: str) -> dict[str, object]:
+    """Returns nested values with one name for the losses of training and validation.
+
+    A loss keeps its name in a group that has another value of that name.
+    """
+    renamed: dict[str, object] = {}
+    for name, value in values.items():
+        tag = loss_tag if name in _LOSS_NAMES and loss_tag not in values else name
+        if isinstance(value, Mapping):
+            value = _unify_loss_tags(value, loss_tag)
+        renamed[tag] = value
+    return renamed
 
 
 def _get_resource_handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:

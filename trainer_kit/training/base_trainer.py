@@ -87,6 +87,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       input_seconds: The seconds that the last loop waited for batches. None if not known.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       batch_spec: The spec of a replica's training batch. None before it is known.
+      loss_tag: The name of the losses of training and of validation in TensorBoard. "" leaves them
+        their names.
     """
 
     custom_parts: CustomParts = CustomParts(
@@ -106,6 +108,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     # An evaluation replaces this dict, which all trainers share.
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
+    loss_tag: str = "loss"
 
     @property
     def class_name(self) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_train_saves_records_and_reports_its_time(
     assert caplog.messages[-1] == spent["verdict"]
     assert read_json(tmp_path / "manifest.json")["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
-    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
+    assert {"loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
         tmp_path / "train"
     ).keys()
     assert model.count_params() == 27
@@ -271,7 +272,7 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
     _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
 
     assert logs["validation_loss"] > 0
-    assert _read_tags(tmp_path / "validation")["validation_loss"] == [20]
+    assert _read_tags(tmp_path / "validation")["loss"] == [20]
 
     _, same = _run(tmp_path, "train", run_post_eval=True, trainer=linear.again())
     assert same["validation_loss"] == logs["validation_loss"]
@@ -477,6 +478,7 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -
 
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
+    manifest["modules"]["tests/engine/linear_task.py"] = "0123456789abcdef"
     (trained_run / "manifest.json").write_text(json.dumps(manifest))
 
     with pytest.raises(UsageError) as refused:
@@ -492,8 +494,26 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -
         "replicas",
         "workers",
         "device",
+        "code",
     ]
+    assert "tests/engine/linear_task.py changed" in lines[-1]
     assert "replicas: 2 when the run was started, 1 now; go back, or set it to false" in lines[2]
+
+
+def test_a_resume_with_other_code_warns_once(
+    trained_run: Path, of_trained: ReadyTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = read_json(trained_run / "manifest.json")
+    manifest["modules"]["tests/engine/linear_task.py"] = "0123456789abcdef"
+    (trained_run / "manifest.json").write_text(json.dumps(manifest))
+
+    for steps in (18, 19):
+        config = _TRAINED.replace(trainer={"train_steps": steps})
+        _run(trained_run, config=config, trainer=of_trained.again())
+
+    assert caplog.text.count("code: tests/engine/linear_task.py changed since the last start") == 1
+    start = read_json(trained_run / "manifest.json")["starts"][-1]
+    assert start["host"] == socket.gethostname()
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:

@@ -16,11 +16,19 @@ from tensorboard.backend.event_processing import (
     event_accumulator,
     plugin_event_multiplexer,
 )
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-from tests.builders import report
+from tests.builders import json_lines, report
+from tests.engine.linear_task import linear_experiment
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.summary_manager import SummaryManager, TensorBoardWriter
+from trainer_kit.telemetry.summary_manager import (
+    SummaryManager,
+    TensorBoardOptions,
+    TensorBoardWriter,
+)
 
 
 def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
@@ -186,6 +194,78 @@ def test_reports_go_to_their_folder_with_their_rates(tmp_path: Path) -> None:
         "validation": {"acc": [(10, 0.5)]},
         "validation/set": {"acc": [(10, 0.25)]},
     }
+
+
+def test_losses_of_training_and_validation_are_one_chart(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(
+        SummaryManager(str(tmp_path / "train")), SummaryManager(str(tmp_path / "validation"))
+    )
+    sets = {"near": {"validation_loss": 3.0}, "far": {"validation_loss": 4.0, "loss": 5.0}}
+    writer.write(report(10, training_loss=1.0))
+    writer.write(report(10, "validation", validation_loss=2.0, **sets))
+
+    writer.close()
+
+    assert read_curves(tmp_path) == {
+        "train": {"loss": [(10, 1.0)]},
+        "validation": {"loss": [(10, 2.0)]},
+        "validation/near": {"loss": [(10, 3.0)]},
+        "validation/far": {"loss": [(10, 5.0)], "validation_loss": [(10, 4.0)]},
+    }
+
+
+def test_losses_keep_their_names_without_a_tag(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    writer = TensorBoardWriter(manager, manager, TensorBoardOptions(loss_tag=""))
+    writer.write(report(10, training_loss=1.0))
+
+    writer.close()
+
+    assert read_curves(tmp_path) == {".": {"training_loss": [(10, 1.0)]}}
+
+
+def test_hparams_of_runs_are_rows_with_the_best_metric(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        config = linear_experiment(best_checkpoint_eval_metric="accuracy", train_steps=10)
+        config = config.replace(runtime={"random_seed": seed})
+        launch(config, "train_and_eval", str(tmp_path / name))
+
+    runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    runs.Reload()
+    provider = data_provider.MultiplexerDataProvider(runs, str(tmp_path))
+    request = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_RUNNING], slice_size=10
+    )
+    tab = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    rows = list_session_groups.Handler(context.RequestContext(), tab, "", request).run()
+
+    names = {Path(row.name).name: row for row in rows.session_groups}
+    assert set(names) == {"a", "b"}
+    hparams = names["b"].hparams
+    assert hparams["runtime.random_seed"].number_value == 2
+    assert hparams["trainer.best_checkpoint_eval_metric"].string_value == "accuracy"
+    assert "trainer.keep_interval" not in hparams
+    metrics = {metric.name.tag: metric.value for metric in names["b"].metric_values}
+    assert set(metrics) == {"accuracy", "best_accuracy", "loss"}
+    ledger = json_lines(tmp_path / "b" / "evals" / "validation.jsonl")
+    best = max(record["metrics"]["accuracy"] for record in ledger)
+    assert metrics["best_accuracy"] == pytest.approx(best)
+
+
+def test_the_config_is_a_text_of_each_start(tmp_path: Path) -> None:
+    for steps in (5, 10):
+        config = linear_experiment(train_steps=steps)
+        launch(config, "train", str(tmp_path))
+        date_back(tmp_path)
+
+    reader = event_accumulator.EventAccumulator(str(tmp_path / "train"))
+    reader.Reload()
+    texts = [event.tensor_proto.string_val[0].decode() for event in reader.Tensors("config")]
+
+    assert len(texts) == 2
+    assert "train_steps: 5\n" in texts[0]
+    assert texts[1] == f"```yaml\n{(tmp_path / 'params.yaml').read_text()}```"
+    assert [step for step, _ in read_curves(tmp_path)["train"]["loss"]] == [5, 10]
 
 
 def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
         "params_path": "params.yaml",
         "manifest_path": "manifest.json",
         "final_path": "final.json",
+        "log_path": "log.txt",
     }
     assert _list_files(tmp_path) == []
 
@@ -96,6 +97,7 @@ def test_the_files_of_a_sidecar_lie_apart_from_the_run(tmp_path: Path) -> None:
         "output_named_bests_dir": "evals/test_set/best_checkpoints",
         "eval_summary_dir": "evals/test_set",
         "ledger_path": "evals/test_set.jsonl",
+        "log_path": "evals/test_set/log.txt",
     }
 
 
@@ -420,7 +422,8 @@ def test_withdrawing_a_record_removes_only_new_files(tmp_path: Path) -> None:
     (tmp_path / "notes.gin").write_text("the user's")
     new = directory.list_missing_records(["notes.gin", "other.gin"])
 
-    assert new == [str(tmp_path / name) for name in ("params.yaml", "manifest.json", "other.gin")]
+    names = ("params.yaml", "manifest.json", "log.txt", "other.gin")
+    assert new == [str(tmp_path / name) for name in names]
 
     directory.write_record(_config(), "mine", "train", {"notes.gin": "", "other.gin": ""})
     assert directory.is_recorded()
@@ -430,7 +433,7 @@ def test_withdrawing_a_record_removes_only_new_files(tmp_path: Path) -> None:
     assert not directory.is_recorded()
 
     directory.write_record(_config(), "mine", "train", {})
-    assert directory.list_missing_records([]) == []
+    assert directory.list_missing_records([]) == [directory.log_path]
 
 
 def test_the_record_of_a_checkpoint_stays(tmp_path: Path) -> None:

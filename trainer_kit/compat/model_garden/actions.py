@@ -108,6 +108,9 @@ def get_train_actions(
 class GardenActionsTrainer(BaseTrainer):
     """A trainer whose own actions are those of Model Garden's factories, which gin can bind."""
 
+    # Runs of Model Garden have curves of these names, which a resumed run continues.
+    loss_tag = ""
+
     def build_train_actions(
         self, params: ExperimentParams, model_dir: str, manager: tf.train.CheckpointManager
     ) -> list[orbit.Action]:
