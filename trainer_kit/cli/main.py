@@ -32,6 +32,7 @@ from trainer_kit.cli import (
     export,
     list_names,
     predict,
+    runs,
     show,
     tensorboard,
 )
@@ -44,6 +45,7 @@ VERBS = {
     "list": list_names,
     "show": show,
     "check": check,
+    "runs": runs,
     "evals": evals,
     "best": best,
     "export": export,

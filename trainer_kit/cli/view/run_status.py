@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError, suggest_paths
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.process.run_lock import HEARTBEAT, LOCK
+from trainer_kit.evals.run_summary import is_run_folder
 
 # The largest number of names in a message.
 _MAX_LISTED_NAMES = 12
-_RUN_FILES = (
-    "params.yaml",
-    "manifest.json",
-    "metrics.jsonl",
-    "final.json",
-    "attempts.jsonl",
-    "evals",
-    HEARTBEAT,
-    LOCK,
-)
 
 
 @dataclass(frozen=True)
@@ -53,24 +43,6 @@ class Settings:
     named_criteria: Mapping[str, Criterion] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TrainerHeartbeat:
-    """The content of a trainer's heartbeat.
-
-    Attributes:
-      host, pid: Where the process runs. "" and None if the file does not say.
-      step: The trainer's step. None if the file does not say.
-      end_state: "" while the process lives, else how it ended.
-      write_time: When the file was written, in seconds of the file system's clock.
-    """
-
-    host: str
-    pid: int | None
-    step: int | None
-    end_state: str
-    write_time: float
-
-
 def require_run(model_dir: str) -> Path:
     """Returns `model_dir` as a path, after checking that it is the folder of a run.
 
@@ -84,7 +56,7 @@ def require_run(model_dir: str) -> Path:
     folder = Path(model_dir)
     with explain_read_errors(folder):
         if not folder.exists():
-            folders = [path.name for path in _folders(folder.parent)]
+            folders = [path.name for path in list_folders(folder.parent)]
             raise UsageError(
                 f"MODEL_DIR: there is no folder {model_dir};"
                 f" {suggest_paths(folder, folders, 'folders')}"
@@ -94,24 +66,19 @@ def require_run(model_dir: str) -> Path:
         names = sorted(os.listdir(folder))
         if is_run_folder(folder):
             return folder
-        runs = [str(path) for path in _folders(folder) if is_run_folder(path)]
+        runs = [str(path) for path in list_folders(folder) if is_run_folder(path)]
 
     content = f"it holds: {format_names(names)}"
     if runs:
-        content = f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}"
+        listed_runs = ", ".join(runs[:_MAX_LISTED_NAMES])
+        command = f"trainer-kit runs {shlex.quote(model_dir)}"
+        content = f"runs in it: {listed_runs}; `{command}` shows them"
     raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {content}")
 
 
 def format_names(names: Iterable[str]) -> str:
     """Returns the first `names` in sorted order, for a message, "nothing" if there are none."""
     return ", ".join(sorted(names)[:_MAX_LISTED_NAMES]) or "nothing"
-
-
-def is_run_folder(folder: Path) -> bool:
-    """Whether the folder has any of the files that a run writes."""
-    return any((folder / name).exists() for name in _RUN_FILES) or bool(
-        complete_checkpoints(os.fspath(folder))
-    )
 
 
 @contextlib.contextmanager
@@ -165,33 +132,8 @@ def read_settings(folder: Path) -> Settings:
     )
 
 
-def read_trainer_heartbeat(folder: Path) -> TrainerHeartbeat | None:
-    """Returns the heartbeat of the run in `folder`, None if there is none, or it is incomplete."""
-    path = folder / HEARTBEAT
-    heartbeat = files.read_json(path)
-    try:
-        write_time = path.stat().st_mtime
-    except OSError:
-        return None
-    if heartbeat is None:
-        return None
-
-    pid = heartbeat.get("pid")
-    step = heartbeat.get("step")
-    ended = heartbeat.get("ended")
-    end_state = "done" if ended else ""
-    if isinstance(ended, str):
-        end_state = ended
-    return TrainerHeartbeat(
-        host=str(heartbeat.get("host") or ""),
-        pid=pid if isinstance(pid, int) and pid > 0 else None,
-        step=step if isinstance(step, int) else None,
-        end_state=end_state,
-        write_time=write_time,
-    )
-
-
-def _folders(folder: Path) -> list[Path]:
+def list_folders(folder: Path) -> list[Path]:
+    """Returns the folders in a folder, without hidden ones. [] if it cannot be read."""
     try:
         return sorted(
             path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")

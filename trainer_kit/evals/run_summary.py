@@ -1,0 +1,347 @@
+"""Reads what the files of a run tell about it, for tables of many runs.
+
+It reads local files only, without TensorFlow, and writes nothing. A file that is missing, damaged
+or from another program is named in the summary and is never an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer_kit import __version__, files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.config.sources.layer import join_keys
+from trainer_kit.errors import ConfigError, StorageError
+from trainer_kit.evals.best.criterion import guess_comparison
+from trainer_kit.evals.ledger import active_records, read_records
+from trainer_kit.process.run_lock import (
+    HEARTBEAT,
+    LOCK,
+    Heartbeat,
+    is_process_alive,
+    read_heartbeat,
+)
+from trainer_kit.telemetry.metrics_jsonl import read_active_history, read_last_report
+from trainer_kit.telemetry.scalars import LOSS, flatten_scalars
+
+# The ledger of the training run. The others are those of sidecars and of mode eval.
+VALIDATION = "validation"
+
+# The states of a folder that is not the folder of a run.
+EMPTY = "empty"
+NOT_A_RUN = "not a run"
+FINISHED = "finished"
+
+_RUN_FILES = (
+    "params.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "final.json",
+    "attempts.jsonl",
+    HEARTBEAT,
+    LOCK,
+)
+# What the phase of a living process is called. All other phases are called "running".
+_PHASE_STATES = {"start": "starting", "wait": "waiting"}
+# The time of four beats.
+_SILENT_SECONDS = 20.0
+# How a config shows a section, where another config has a plain value.
+_SECTION = "(set)"
+
+
+class Point(NamedTuple):
+    """The value of a metric at a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What the files of a run tell about it.
+
+    Attributes:
+      folder: The folder.
+      state: `starting`, `running`, `waiting`, `silent`, `killed`, `stopped`, `failed`, `diverged`,
+        `stopped early`, `finished`, `unknown`, or for a folder without a run `empty` or `not a
+        run`.
+      damage: Which files cannot be read, as short sentences.
+      remarks: What else is unusual, such as why the run ended early, as short sentences.
+      config: The values of params.yaml by dotted path.
+      step: The last step that any file tells.
+      total_steps: The last step of the run. None if it is not known.
+      metric: The metric that decides what is best. "" if the run has none.
+      comparison: "higher" or "lower": which value of `metric` is better.
+      evaluations: The evaluations that count, as the curve of each metric by name.
+      training: The metrics of the last report of training.
+      steps_per_second, examples_per_second: The rates of that report.
+      started: When the run was first started.
+      updated: When its process last gave a sign of life.
+    """
+
+    folder: Path
+    state: str
+    damage: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    total_steps: int | None = None
+    metric: str = ""
+    comparison: str = "higher"
+    evaluations: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    training: Mapping[str, float] = field(default_factory=dict)
+    steps_per_second: float | None = None
+    examples_per_second: float | None = None
+    started: datetime | None = None
+    updated: datetime | None = None
+
+    def read_curve(self, metric: str) -> Sequence[Point]:
+        """Returns the values of a metric in evaluations, or else in training."""
+        if metric in self.evaluations:
+            return self.evaluations[metric]
+        # The whole history is read only where the last report shows that it has the metric.
+        return self.read_training_curve(metric) if metric in self.training else ()
+
+    def read_training_curve(self, metric: str) -> list[Point]:
+        """Returns the values of a metric in the reports of training, [] if there are none."""
+        try:
+            reports = read_active_history(self.folder / "metrics.jsonl")
+        except StorageError:
+            return []
+        points = []
+        for report in reports:
+            if report["kind"] == "train" and metric in report["metrics"]:
+                point = Point(report["step"], report["metrics"][metric])
+                points.append(point)
+        return points
+
+
+def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
+    """Returns the first of the best finite values of a curve, None if there is none."""
+    points = [point for point in curve if math.isfinite(point.value)]
+    sign = -1 if comparison == "higher" else 1
+    return min(points, key=lambda point: sign * point.value, default=None)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether the folder has any of the files that a run writes."""
+    has_ledger = any((folder / "evals").glob("*.jsonl"))
+    has_file = any((folder / name).exists() for name in _RUN_FILES)
+    return has_ledger or has_file or bool(complete_checkpoints(os.fspath(folder)))
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yields the folders of the runs in `folder`, in the order of their names.
+
+    `folder` may be the folder of a run itself. Hidden folders are left out.
+    """
+    for name, folders, _ in os.walk(folder):
+        folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
+        if is_run_folder(Path(name)):
+            # What is in a run belongs to it.
+            folders.clear()
+            yield Path(name)
+
+
+def read_run(folder: Path) -> RunSummary:
+    """Returns what the files in `folder` tell, also if it is not the folder of a run."""
+    damage: list[str] = []
+    try:
+        is_empty = not os.listdir(folder)
+    except OSError as error:
+        damage.append(f"the folder cannot be read: {error.strerror or error}")
+        return RunSummary(folder=folder, state="unknown", damage=damage)
+    if not is_run_folder(folder):
+        state = EMPTY if is_empty else NOT_A_RUN
+        return RunSummary(folder=folder, state=state)
+
+    params = _read_params(folder / "params.yaml", damage)
+    manifest = _read_record(folder / "manifest.json", damage)
+    final = _read_record(folder / "final.json", damage)
+    evaluations = _read_evaluations(folder, damage)
+    report: dict[str, Any] = {}
+    try:
+        report = read_last_report(folder / "metrics.jsonl", "train") or {}
+    except StorageError as error:
+        damage.append(str(error))
+    heartbeat = read_heartbeat(folder)
+    if heartbeat is None:
+        _read_record(folder / HEARTBEAT, damage)
+
+    starts = manifest.get("starts")
+    start_times = []
+    for start in starts if isinstance(starts, list) else []:
+        if isinstance(start, dict):
+            start_times.append(_parse_time(start.get("time")))
+    state = _find_state(folder, heartbeat, final, start_times)
+    remarks = []
+    version = _get_section(manifest, "packages").get("trainer_kit", __version__)
+    if version != __version__:
+        remarks.append(f"written by trainer_kit {version}")
+    if not params and state != "starting":
+        remarks.append("it has no config (params.yaml)")
+    if stop_reason := final.get("stopped"):
+        remarks.append(str(stop_reason))
+
+    trainer = _get_section(params, "trainer")
+    training = report.get("metrics", {})
+    metric, comparison = _choose_metric(trainer, evaluations, training)
+
+    # A heartbeat may be older than the last report.
+    steps = [final.get("step"), report.get("step"), heartbeat and heartbeat["step"]]
+    for curve in evaluations.values():
+        steps.append(curve[-1].step)
+    total_steps = [trainer.get("train_steps"), manifest.get("train_steps")]
+    return RunSummary(
+        folder=folder,
+        state=state,
+        damage=damage,
+        remarks=remarks,
+        config=flatten_config(params),
+        step=max(_select_positive(steps), default=None),
+        total_steps=next(iter(_select_positive(total_steps)), None),
+        metric=metric,
+        comparison=comparison,
+        evaluations=evaluations,
+        training=training,
+        steps_per_second=report.get("steps_per_second"),
+        examples_per_second=report.get("examples_per_second"),
+        started=next(iter(start_times), None),
+        updated=_parse_time(heartbeat["beat"]) if heartbeat else None,
+    )
+
+
+def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the values of nested sections by dotted path.
+
+    A section itself also has an entry, so that it differs from a plain value in its place.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner_path = join_keys(path, name)
+        if isinstance(value, dict) and value:
+            flat[inner_path] = _SECTION
+            flat.update(flatten_config(value, inner_path))
+        else:
+            flat[inner_path] = value
+    return flat
+
+
+def _read_record(path: Path, damage: list[str]) -> dict[str, Any]:
+    record = files.read_json(path)
+    if record is None and path.exists():
+        damage.append(f"{path.name} is damaged")
+    return record or {}
+
+
+def _read_params(path: Path, damage: list[str]) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        # A FIFO would block the reader.
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        values = yaml_loader.parse(text, path.name).values
+    except (OSError, ValueError, ConfigError):
+        values = None
+    if not isinstance(values, dict):
+        damage.append(f"{path.name} is damaged")
+        return {}
+    return values
+
+
+def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]:
+    """Returns the curves of the first ledger with evaluations: the training run's if it has any."""
+    paths = [path for path in (folder / "evals").glob("*.jsonl") if path.is_file()]
+    paths.sort(key=lambda path: (path.stem != VALIDATION, path.name))
+    curves: dict[str, list[Point]] = {}
+    for path in paths:
+        try:
+            records = read_records(path)
+            line_count = path.read_bytes().count(b"\n")
+        except (OSError, StorageError):
+            damage.append(f"evals/{path.name} cannot be read")
+            continue
+        if line_count != len(records):
+            damage.append(f"evals/{path.name} is damaged: some lines cannot be read")
+
+        for record in active_records(records):
+            metrics = flatten_scalars(record["metrics"], "|")
+            for name, value in metrics.items():
+                curve = curves.setdefault(name, [])
+                curve.append(Point(record["step"], value))
+        if curves:
+            break
+    return curves
+
+
+def _choose_metric(
+    trainer: Mapping[str, Any], evaluations: Mapping[str, object], training: Mapping[str, float]
+) -> tuple[str, str]:
+    """Returns the metric that decides what is best in the run, and which value is better."""
+    metric = trainer.get("best_checkpoint_eval_metric")
+    comparison = trainer.get("best_checkpoint_metric_comp")
+    if isinstance(metric, str) and metric:
+        return metric, "lower" if comparison == "lower" else "higher"
+    # A run that keeps no best is measured by its loss.
+    for name in ("validation_loss", LOSS):
+        if name in evaluations or name in training:
+            return name, "lower"
+    first_metric = next(iter(evaluations), "")
+    return first_metric, guess_comparison(first_metric) or "higher"
+
+
+def _find_state(
+    folder: Path,
+    heartbeat: Heartbeat | None,
+    final: Mapping[str, Any],
+    start_times: Sequence[datetime | None],
+) -> str:
+    ending = "stopped early" if final.get("stopped") else FINISHED
+    if heartbeat is None:
+        return ending if final else "unknown"
+    if heartbeat["ended"] == "failed":
+        # A report of an earlier start may remain.
+        last_start = start_times[-1] if start_times else None
+        start_seconds = last_start.timestamp() if last_start else 0.0
+        for path in (folder / "diverged").glob("step-*.json"):
+            if path.stat().st_mtime >= start_seconds:
+                return "diverged"
+        return "failed"
+    if heartbeat["ended"]:
+        return "stopped" if heartbeat["ended"] == "stopped" else ending
+
+    # The process table of another machine cannot be read.
+    is_here = heartbeat["host"] == socket.gethostname()
+    if is_here and not is_process_alive(heartbeat["pid"]):
+        return "killed"
+    # The file system's clock, since that of another machine may differ.
+    beat_seconds = (folder / HEARTBEAT).stat().st_mtime
+    if time.time() - beat_seconds > _SILENT_SECONDS:
+        return "silent"
+    return _PHASE_STATES.get(heartbeat["phase"], "running")
+
+
+def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _select_positive(values: Sequence[object]) -> list[int]:
+    return [value for value in values if type(value) is int and value >= 0]
+
+
+def _parse_time(text: object) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
