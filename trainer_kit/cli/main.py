@@ -32,10 +32,10 @@ from trainer_kit.cli import (
     export,
     list_names,
     predict,
-    runs,
     show,
     tensorboard,
 )
+from trainer_kit.cli.runs import compare_runs, list_runs
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
 from trainer_kit.process.error_report import print_error, print_to_stderr
@@ -45,7 +45,8 @@ VERBS = {
     "list": list_names,
     "show": show,
     "check": check,
-    "runs": runs,
+    "runs": list_runs,
+    "compare": compare_runs,
     "evals": evals,
     "best": best,
     "export": export,

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 
-from trainer_kit.cli.runs import build_runs_table, require_folder
+from trainer_kit.cli.runs.list_runs import build_runs_table
 from trainer_kit.cli.view.tables import print_tables
 from trainer_kit.errors import UsageError
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when the folder is missing or remote, a number is out of range, or TensorBoard is
         not installed.
     """
-    folder = require_folder(arguments.folder)
+    table = build_runs_table(arguments.folder)
     if arguments.port is not None and not 0 <= arguments.port <= _LAST_PORT:
         raise UsageError(
             f"--port: {arguments.port} is not a port; give a number from 0 to {_LAST_PORT}"
@@ -44,9 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
 
-    print_tables([build_runs_table(folder)], sys.stdout)
+    print_tables([table], sys.stdout)
     sys.stdout.flush()
-    command = ["tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    command = [
+        "tensorboard.main",
+        "--logdir",
+        os.path.expanduser(arguments.folder),
+        "--host",
+        "127.0.0.1",
+    ]
     if arguments.port is not None:
         command += ["--port", str(arguments.port)]
     # What TensorBoard's own imports warn of is not the user's.

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,9 @@ VALIDATION = "validation"
 # The states of a folder that is not the folder of a run.
 EMPTY = "empty"
 NOT_A_RUN = "not a run"
+# The states of a run that has ended as it should.
 FINISHED = "finished"
+STOPPED_EARLY = "stopped early"
 
 _RUN_FILES = (
     "params.yaml",
@@ -76,7 +78,7 @@ class RunSummary:
         run`.
       damage: Which files cannot be read, as short sentences.
       remarks: What else is unusual, such as why the run ended early, as short sentences.
-      config: The values of params.yaml by dotted path.
+      config: The name of the experiment and the values of params.yaml by dotted path.
       step: The last step that any file tells.
       total_steps: The last step of the run. None if it is not known.
       metric: The metric that decides what is best. "" if the run has none.
@@ -84,7 +86,6 @@ class RunSummary:
       evaluations: The evaluations that count, as the curve of each metric by name.
       training: The metrics of the last report of training.
       steps_per_second, examples_per_second: The rates of that report.
-      started: When the run was first started.
       updated: When its process last gave a sign of life.
     """
 
@@ -101,26 +102,22 @@ class RunSummary:
     training: Mapping[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
     examples_per_second: float | None = None
-    started: datetime | None = None
     updated: datetime | None = None
 
     def read_curve(self, metric: str) -> Sequence[Point]:
         """Returns the values of a metric in evaluations, or else in training."""
-        if metric in self.evaluations:
-            return self.evaluations[metric]
-        # The whole history is read only where the last report shows that it has the metric.
-        return self.read_training_curve(metric) if metric in self.training else ()
+        return self.evaluations.get(metric) or self.read_training_curve(metric)
 
     def read_training_curve(self, metric: str) -> list[Point]:
         """Returns the values of a metric in the reports of training, [] if there are none."""
-        try:
-            reports = read_active_history(self.folder / "metrics.jsonl")
-        except StorageError:
-            return []
-        points = []
-        for report in reports:
-            if report["kind"] == "train" and metric in report["metrics"]:
-                point = Point(report["step"], report["metrics"][metric])
+        points: list[Point] = []
+        # The whole history is read only where the last report shows that it has the metric.
+        if metric not in self.training:
+            return points
+        for report in read_active_history(self.folder / "metrics.jsonl"):
+            metrics = report["metrics"]
+            if report["kind"] == "train" and metric in metrics:
+                point = Point(report["step"], metrics[metric])
                 points.append(point)
         return points
 
@@ -164,10 +161,10 @@ def read_run(folder: Path) -> RunSummary:
         state = EMPTY if is_empty else NOT_A_RUN
         return RunSummary(folder=folder, state=state)
 
-    params = _read_params(folder / "params.yaml", damage)
+    params = _read_record(folder / "params.yaml", damage)
     manifest = _read_record(folder / "manifest.json", damage)
     final = _read_record(folder / "final.json", damage)
-    evaluations = _read_evaluations(folder, damage)
+    evaluations = _read_evaluations(folder / "evals", damage)
     report: dict[str, Any] = {}
     try:
         report = read_last_report(folder / "metrics.jsonl", "train") or {}
@@ -176,48 +173,59 @@ def read_run(folder: Path) -> RunSummary:
     heartbeat = read_heartbeat(folder)
     if heartbeat is None:
         _read_record(folder / HEARTBEAT, damage)
+    state = _find_state(folder, heartbeat, final)
 
-    starts = manifest.get("starts")
-    start_times = []
-    for start in starts if isinstance(starts, list) else []:
-        if isinstance(start, dict):
-            start_times.append(_parse_time(start.get("time")))
-    state = _find_state(folder, heartbeat, final, start_times)
     remarks = []
-    version = _get_section(manifest, "packages").get("trainer_kit", __version__)
+    packages = _get_section(manifest, "packages")
+    version = packages.get("trainer_kit", __version__)
     if version != __version__:
         remarks.append(f"written by trainer_kit {version}")
-    if not params and state != "starting":
+    if not params and not damage and state != "starting":
         remarks.append("it has no config (params.yaml)")
-    if stop_reason := final.get("stopped"):
-        remarks.append(str(stop_reason))
+    if "stopped" in final:
+        remarks.append(str(final["stopped"]))
 
+    config = flatten_config(params)
+    if "experiment" in manifest:
+        config = {"experiment": manifest["experiment"], **config}
     trainer = _get_section(params, "trainer")
     training = report.get("metrics", {})
     metric, comparison = _choose_metric(trainer, evaluations, training)
-
+    # Epochs become steps in the manifest.
+    totals = [trainer.get("train_steps"), manifest.get("train_steps")]
+    positive_totals = [total for total in totals if isinstance(total, int) and total > 0]
     # A heartbeat may be older than the last report.
     steps = [final.get("step"), report.get("step"), heartbeat and heartbeat["step"]]
-    for curve in evaluations.values():
-        steps.append(curve[-1].step)
-    total_steps = [trainer.get("train_steps"), manifest.get("train_steps")]
+    known_steps = [step for step in steps if isinstance(step, int)]
     return RunSummary(
         folder=folder,
         state=state,
         damage=damage,
         remarks=remarks,
-        config=flatten_config(params),
-        step=max(_select_positive(steps), default=None),
-        total_steps=next(iter(_select_positive(total_steps)), None),
+        config=config,
+        step=max(known_steps, default=None),
+        total_steps=max(positive_totals[:1], default=None),
         metric=metric,
         comparison=comparison,
         evaluations=evaluations,
         training=training,
         steps_per_second=report.get("steps_per_second"),
         examples_per_second=report.get("examples_per_second"),
-        started=next(iter(start_times), None),
         updated=_parse_time(heartbeat["beat"]) if heartbeat else None,
     )
+
+
+def read_params(path: Path) -> dict[str, Any] | None:
+    """Returns the sections in a params.yaml, None if it is missing or damaged."""
+    # A FIFO would block the reader.
+    if not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml_loader.parse(text, path.name).values
+    except (OSError, ValueError, ConfigError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -237,41 +245,24 @@ def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def _read_record(path: Path, damage: list[str]) -> dict[str, Any]:
-    record = files.read_json(path)
+    record = read_params(path) if path.suffix == ".yaml" else files.read_json(path)
     if record is None and path.exists():
         damage.append(f"{path.name} is damaged")
     return record or {}
 
 
-def _read_params(path: Path, damage: list[str]) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        # A FIFO would block the reader.
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        values = yaml_loader.parse(text, path.name).values
-    except (OSError, ValueError, ConfigError):
-        values = None
-    if not isinstance(values, dict):
-        damage.append(f"{path.name} is damaged")
-        return {}
-    return values
-
-
 def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]:
     """Returns the curves of the first ledger with evaluations: the training run's if it has any."""
-    paths = [path for path in (folder / "evals").glob("*.jsonl") if path.is_file()]
-    paths.sort(key=lambda path: (path.stem != VALIDATION, path.name))
     curves: dict[str, list[Point]] = {}
-    for path in paths:
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem != VALIDATION):
         try:
             records = read_records(path)
-            line_count = path.read_bytes().count(b"\n")
-        except (OSError, StorageError):
-            damage.append(f"evals/{path.name} cannot be read")
+            lines = path.read_bytes().splitlines()
+        except (OSError, StorageError) as error:
+            damage.append(str(error))
             continue
-        if line_count != len(records):
-            damage.append(f"evals/{path.name} is damaged: some lines cannot be read")
+        if len(lines) != len(records):
+            damage.append(f"evals/{path.name} is damaged")
 
         for record in active_records(records):
             metrics = flatten_scalars(record["metrics"], "|")
@@ -299,21 +290,15 @@ def _choose_metric(
     return first_metric, guess_comparison(first_metric) or "higher"
 
 
-def _find_state(
-    folder: Path,
-    heartbeat: Heartbeat | None,
-    final: Mapping[str, Any],
-    start_times: Sequence[datetime | None],
-) -> str:
-    ending = "stopped early" if final.get("stopped") else FINISHED
+def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, Any]) -> str:
+    ending = STOPPED_EARLY if "stopped" in final else FINISHED
     if heartbeat is None:
         return ending if final else "unknown"
     if heartbeat["ended"] == "failed":
-        # A report of an earlier start may remain.
-        last_start = start_times[-1] if start_times else None
-        start_seconds = last_start.timestamp() if last_start else 0.0
+        # The report of an earlier process may remain.
+        start = _parse_time(heartbeat["started"])
         for path in (folder / "diverged").glob("step-*.json"):
-            if path.stat().st_mtime >= start_seconds:
+            if start is None or path.stat().st_mtime >= start.timestamp():
                 return "diverged"
         return "failed"
     if heartbeat["ended"]:
@@ -323,11 +308,10 @@ def _find_state(
     is_here = heartbeat["host"] == socket.gethostname()
     if is_here and not is_process_alive(heartbeat["pid"]):
         return "killed"
-    # The file system's clock, since that of another machine may differ.
-    beat_seconds = (folder / HEARTBEAT).stat().st_mtime
-    if time.time() - beat_seconds > _SILENT_SECONDS:
-        return "silent"
-    return _PHASE_STATES.get(heartbeat["phase"], "running")
+    # The file system's clock counts, since that of another machine may differ.
+    seconds = time.time() - (folder / HEARTBEAT).stat().st_mtime
+    phase_state = _PHASE_STATES.get(heartbeat["phase"], "running")
+    return phase_state if seconds < _SILENT_SECONDS else "silent"
 
 
 def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -335,13 +319,8 @@ def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _select_positive(values: Sequence[object]) -> list[int]:
-    return [value for value in values if type(value) is int and value >= 0]
-
-
-def _parse_time(text: object) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     try:
-        moment = datetime.fromisoformat(str(text))
+        return datetime.fromisoformat(text)
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -12,15 +12,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainer_kit import files
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.config.sources import yaml_loader
-from trainer_kit.errors import ConfigError, StorageError, UsageError, suggest_paths
+from trainer_kit.errors import StorageError, UsageError, suggest_paths
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.evals.run_summary import is_run_folder
+from trainer_kit.evals.run_summary import is_run_folder, read_params
 
 # The largest number of names in a message.
 _MAX_LISTED_NAMES = 12
@@ -43,36 +41,47 @@ class Settings:
     named_criteria: Mapping[str, Criterion] = field(default_factory=dict)
 
 
+def require_folder(argument: str, text: str) -> Path:
+    """Returns the path of a local folder. A leading `~` is the home of the user.
+
+    Args:
+      argument: The name of the argument, for messages.
+      text: Its value.
+
+    Raises:
+      UsageError: when there is no such folder, or it is a remote one.
+      StorageError: when it cannot be read.
+    """
+    if files.is_remote(text):
+        raise UsageError(
+            f"{argument}: {text!r} is a remote folder; give the path that it is mounted at"
+        )
+    folder = Path(text).expanduser()
+    with explain_read_errors(folder):
+        if not folder.exists():
+            names = [path.name for path in list_folders(folder.parent)]
+            suggestion = suggest_paths(folder, names, "folders")
+            raise UsageError(f"{argument}: there is no folder {text}; {suggestion}")
+        if not folder.is_dir():
+            raise UsageError(f"{argument}: {text} is a file; give the folder of a run")
+        os.listdir(folder)
+    return folder
+
+
 def require_run(model_dir: str) -> Path:
     """Returns `model_dir` as a path, after checking that it is the folder of a run.
 
     Raises:
       UsageError: when it is not a folder or contains no run. The message says what it contains.
+      StorageError: when it cannot be read.
     """
-    if files.is_remote(model_dir):
-        raise UsageError(
-            f"MODEL_DIR: {model_dir!r} is a remote folder; give the path that it is mounted at"
-        )
-    folder = Path(model_dir)
-    with explain_read_errors(folder):
-        if not folder.exists():
-            folders = [path.name for path in list_folders(folder.parent)]
-            raise UsageError(
-                f"MODEL_DIR: there is no folder {model_dir};"
-                f" {suggest_paths(folder, folders, 'folders')}"
-            )
-        if not folder.is_dir():
-            raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
-        names = sorted(os.listdir(folder))
-        if is_run_folder(folder):
-            return folder
-        runs = [str(path) for path in list_folders(folder) if is_run_folder(path)]
-
+    folder = require_folder("MODEL_DIR", model_dir)
+    if is_run_folder(folder):
+        return folder
+    names = os.listdir(folder)
     content = f"it holds: {format_names(names)}"
-    if runs:
-        listed_runs = ", ".join(runs[:_MAX_LISTED_NAMES])
-        command = f"trainer-kit runs {shlex.quote(model_dir)}"
-        content = f"runs in it: {listed_runs}; `{command}` shows them"
+    if any(is_run_folder(path) for path in list_folders(folder)):
+        content = f"`trainer-kit runs {shlex.quote(model_dir)}` shows the runs in it"
     raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {content}")
 
 
@@ -95,12 +104,8 @@ def read_settings(folder: Path) -> Settings:
 
     A missing or malformed value gets the default of the config.
     """
-    try:
-        text = (folder / "params.yaml").read_text(encoding="utf-8")
-        values: Any = yaml_loader.parse(text, "params.yaml", is_trusted=True).values
-    except (OSError, ValueError, ConfigError):
-        values = None
-    trainer = values.get("trainer") if isinstance(values, dict) else None
+    params = read_params(folder / "params.yaml") or {}
+    trainer = params.get("trainer")
     section = trainer if isinstance(trainer, dict) else {}
     defaults = TrainerConfig()
 

@@ -59,7 +59,7 @@ def find_console(stream: TextIO) -> Console | None:
         return None
     from rich.console import Console
 
-    console = Console(file=stream, highlight=False)
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
     return None if console.is_dumb_terminal else console
 
 
@@ -77,56 +77,53 @@ def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
 
 def format_table(table: Table) -> str:
     """Returns a table as lines of text, without a limit on their length."""
-    rows = _format_rows(table, [table.headers])
-    lines = [table.title, *rows, *table.notes]
-    return "\n".join(map(replace_unprintable, lines))
+    padded_columns: list[list[str]] = []
+    for column in table.columns():
+        width = max(map(len, column))
+        if column[0] in table.left_aligned:
+            padded_columns.append([cell.ljust(width) for cell in column])
+        else:
+            padded_columns.append([cell.rjust(width) for cell in column])
+
+    gap = " " * _GAP
+    lines = [replace_unprintable(table.title)]
+    for row in zip(*padded_columns, strict=True):
+        lines.append(gap.join(row).rstrip())
+    lines += map(replace_unprintable, table.notes)
+    return "\n".join(lines)
 
 
 def draw_table(table: Table, console: Console) -> None:
-    """Draws a table on a terminal, without breaking words.
+    """Draws a table on a terminal. If it is too wide, lines end between words, never within."""
+    from rich.table import Table as RichTable
 
-    If the table is too wide, each word of a header gets its own line. If it is still too wide, each
-    cell gets its own line.
-    """
-    word_columns = [header.split(" ") for header in table.headers]
-    height = max(map(len, word_columns), default=0)
-    padded_words = [[""] * (height - len(words)) + words for words in word_columns]
-    word_rows = list(zip(*padded_words, strict=True))
+    columns = table.columns()
+    gaps = _GAP * (len(columns) - 1)
+    cell_widths = [max(map(len, column)) for column in columns]
+    word_widths = [max(map(len, " ".join(column).split(" "))) for column in columns]
+    is_too_wide = sum(cell_widths) + gaps > console.width
+    grid = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for column, width in zip(columns, word_widths, strict=True):
+        header = column[0]
+        is_left_aligned = header in table.left_aligned
+        grid.add_column(
+            header,
+            justify="left" if is_left_aligned else "right",
+            width=width if is_too_wide else None,
+        )
+    rows = list(zip(*columns, strict=True))
+    for number, row in enumerate(rows[1:]):
+        is_bold = number in table.bold_rows
+        grid.add_row(*row, style="bold" if is_bold else None)
 
-    row_lines: list[str] = []
-    for header_rows in ([table.headers], word_rows):
-        row_lines = _format_rows(table, header_rows)
-        if max(map(len, row_lines), default=0) <= console.width:
-            break
+    console.print(replace_unprintable(table.title))
+    if sum(word_widths) + gaps <= console.width:
+        console.print(grid)
     else:
-        row_lines = []
-        for row in table.rows:
-            cells = zip(table.headers, row, strict=True)
-            row_lines += [f"{header}: {cell or EMPTY_CELL}" for header, cell in cells]
-            row_lines.append("")
-
-    # The rows are the last lines, unless each cell has its own.
-    first_row = len(row_lines) - len(table.rows)
-    bold_lines = {first_row + row for row in table.bold_rows}
-    console.print(replace_unprintable(table.title), markup=False)
-    for number, line in enumerate(row_lines):
-        style = "bold" if number in bold_lines else None
-        console.print(replace_unprintable(line), style=style, markup=False)
+        # Each cell has its own line.
+        for row in rows[1:]:
+            for header, cell in zip(rows[0], row, strict=True):
+                console.print(f"{header}: {cell}")
+            console.print()
     for note in table.notes:
-        console.print(replace_unprintable(note), markup=False)
-
-
-def _format_rows(table: Table, header_rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of the headers and of the rows, in columns of equal width."""
-    padded_columns: list[list[str]] = []
-    for number, column in enumerate(table.columns()):
-        headers = [replace_unprintable(row[number]) for row in header_rows]
-        cells = [*headers, *column[1:]]
-        width = max(map(len, cells))
-        if table.headers[number] in table.left_aligned:
-            padded_columns.append([cell.ljust(width) for cell in cells])
-        else:
-            padded_columns.append([cell.rjust(width) for cell in cells])
-
-    gap = " " * _GAP
-    return [gap.join(row).rstrip() for row in zip(*padded_columns, strict=True)]
+        console.print(replace_unprintable(note))
