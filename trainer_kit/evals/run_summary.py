@@ -170,9 +170,8 @@ def read_run(folder: Path) -> RunSummary:
         report = read_last_report(folder / "metrics.jsonl", "train") or {}
     except StorageError as error:
         damage.append(str(error))
-    heartbeat = read_heartbeat(folder)
-    if heartbeat is None:
-        _read_record(folder / HEARTBEAT, damage)
+    beat = _read_record(folder / HEARTBEAT, damage)
+    heartbeat = read_heartbeat(folder) if beat else None
     state = _find_state(folder, heartbeat, final)
 
     remarks = []
@@ -222,7 +221,7 @@ def read_params(path: Path) -> dict[str, Any] | None:
         return None
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml_loader.parse(text, path.name).values
+        values = yaml_loader.parse(text, path.name, is_trusted=True).values
     except (OSError, ValueError, ConfigError):
         return None
     return values if isinstance(values, dict) else None
@@ -255,6 +254,10 @@ def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]
     """Returns the curves of the first ledger with evaluations: the training run's if it has any."""
     curves: dict[str, list[Point]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem != VALIDATION):
+        # A FIFO would block the reader.
+        if not path.is_file():
+            damage.append(f"evals/{path.name} is not a file")
+            continue
         try:
             records = read_records(path)
             lines = path.read_bytes().splitlines()
