@@ -105,8 +105,10 @@ class RunSummary:
     updated: datetime | None = None
 
     def read_curve(self, metric: str) -> Sequence[Point]:
-        """Returns the values of a metric in evaluations, or else in training."""
-        return self.evaluations.get(metric) or self.read_training_curve(metric)
+        """Returns the values of a metric in evaluations, or of the loss in training."""
+        if metric == LOSS:
+            return self.read_training_curve(metric)
+        return self.evaluations.get(metric, ())
 
     def read_training_curve(self, metric: str) -> list[Point]:
         """Returns the values of a metric in the reports of training, [] if there are none."""

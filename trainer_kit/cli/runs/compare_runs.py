@@ -121,9 +121,13 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
     """
     import pandas
 
+    # Values of training and of evaluations are not comparable.
+    is_evaluated = any(choice.metric in summary.evaluations for summary in runs.values())
     rows = []
     for name, summary in runs.items():
-        curve = summary.read_curve(choice.metric)
+        curve = summary.evaluations.get(choice.metric, ())
+        if not is_evaluated:
+            curve = summary.read_training_curve(choice.metric)
         best = find_best(curve, choice.comparison)
         row = {
             "run": name,

@@ -63,7 +63,7 @@ def require_folder(argument: str, text: str) -> Path:
             suggestion = suggest_paths(folder, names, "folders")
             raise UsageError(f"{argument}: there is no folder {text}; {suggestion}")
         if not folder.is_dir():
-            raise UsageError(f"{argument}: {text} is a file; give the folder of a run")
+            raise UsageError(f"{argument}: {text} is a file; give a folder")
         os.listdir(folder)
     return folder
 

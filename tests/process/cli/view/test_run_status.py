@@ -57,7 +57,7 @@ def test_params_tell_what_is_best(tmp_path: Path) -> None:
     [
         ("runs", "runs holds no run; `trainer-kit runs {here}/runs` shows the runs in it$"),
         ("runs/digist", r"there is no folder .*digist; did you mean {here}/runs/digits\?$"),
-        ("runs/digits/params.yaml", "params.yaml is a file; give the folder of a run"),
+        ("runs/digits/params.yaml", "params.yaml is a file; give a folder"),
         ("far/away/run", "there is no folder .*; there is no folder {here}/far/away either$"),
     ],
 )
