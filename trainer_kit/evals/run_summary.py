@@ -34,7 +34,7 @@ from trainer_kit.telemetry.metrics_jsonl import read_active_history, read_last_r
 from trainer_kit.telemetry.scalars import LOSS, flatten_scalars
 
 # The ledger of the training run. The others are those of sidecars and of mode eval.
-VALIDATION = "validation"
+VALIDATION = "validation.jsonl"
 
 # The states of a folder that is not the folder of a run.
 EMPTY = "empty"
@@ -192,11 +192,14 @@ def read_run(folder: Path) -> RunSummary:
     trainer = _get_section(params, "trainer")
     training = report.get("metrics", {})
     metric, comparison = _choose_metric(trainer, evaluations, training)
-    # Epochs become steps in the manifest.
-    totals = [trainer.get("train_steps"), manifest.get("train_steps")]
-    positive_totals = [total for total in totals if isinstance(total, int) and total > 0]
+    # The manifest has the steps that a number of epochs has become.
+    total_steps = manifest.get("train_steps")
     # A heartbeat may be older than the last report.
-    steps = [final.get("step"), report.get("step"), heartbeat and heartbeat["step"]]
+    steps = [final.get("step"), report.get("step")]
+    updated = None
+    if heartbeat is not None:
+        steps.append(heartbeat["step"])
+        updated = _parse_time(heartbeat["beat"])
     known_steps = [step for step in steps if isinstance(step, int)]
     return RunSummary(
         folder=folder,
@@ -205,14 +208,14 @@ def read_run(folder: Path) -> RunSummary:
         remarks=remarks,
         config=config,
         step=max(known_steps, default=None),
-        total_steps=max(positive_totals[:1], default=None),
+        total_steps=total_steps if isinstance(total_steps, int) else None,
         metric=metric,
         comparison=comparison,
         evaluations=evaluations,
         training=training,
         steps_per_second=report.get("steps_per_second"),
         examples_per_second=report.get("examples_per_second"),
-        updated=_parse_time(heartbeat["beat"]) if heartbeat else None,
+        updated=updated,
     )
 
 
@@ -255,7 +258,9 @@ def _read_record(path: Path, damage: list[str]) -> dict[str, Any]:
 def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]:
     """Returns the curves of the first ledger with evaluations: the training run's if it has any."""
     curves: dict[str, list[Point]] = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem != VALIDATION):
+    paths = sorted(folder.glob("*.jsonl"))
+    paths.sort(key=lambda path: path.name != VALIDATION)
+    for path in paths:
         # A FIFO would block the reader.
         if not path.is_file():
             damage.append(f"evals/{path.name} is not a file")
@@ -291,8 +296,11 @@ def _choose_metric(
     for name in ("validation_loss", LOSS):
         if name in evaluations or name in training:
             return name, "lower"
-    first_metric = next(iter(evaluations), "")
-    return first_metric, guess_comparison(first_metric) or "higher"
+    for name in evaluations:
+        guess = guess_comparison(name)
+        if guess is not None:
+            return name, guess
+    return "", "higher"
 
 
 def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ def build_runs_table(folder: str) -> Table:
     runs = read_runs([folder])
     for name, summary in runs.items():
         step = "" if summary.step is None else str(summary.step)
-        if summary.total_steps is not None:
+        if summary.total_steps:
             step = f"{step or 0}/{summary.total_steps}"
         curve = summary.read_curve(summary.metric)
         best = find_best(curve, summary.comparison)

@@ -16,7 +16,8 @@ Output = pytest.CaptureFixture[str]
 def test_each_folder_is_a_row_that_says_what_it_is(capsys: Output, tmp_path: Path) -> None:
     alive = {"host": os.uname().nodename, "pid": os.getpid(), "phase": "train", "step": 30}
     times = {"started": "2026-01-01T00:00:00+00:00", "beat": "2026-01-01T00:00:00+00:00"}
-    write_params(tmp_path / "alive", train_steps=60, best_checkpoint_eval_metric="accuracy")
+    write_params(tmp_path / "alive", best_checkpoint_eval_metric="accuracy")
+    write_process(tmp_path / "alive" / "manifest.json", train_steps=60)
     write_process(tmp_path / "alive" / "heartbeat.json", **alive, **times, ended=None)
     write_ledger(tmp_path / "alive", evaluation(10, accuracy=0.5), evaluation(20, accuracy=0.75))
     write_process(tmp_path / "b" / "done" / "final.json", step=60, stopped="no progress")
