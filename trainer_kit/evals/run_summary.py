@@ -133,9 +133,13 @@ def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether the folder has any of the files that a run writes."""
-    has_ledger = any((folder / "evals").glob("*.jsonl"))
-    has_file = any((folder / name).exists() for name in _RUN_FILES)
-    return has_ledger or has_file or bool(complete_checkpoints(os.fspath(folder)))
+    for name in _RUN_FILES:
+        path = folder / name
+        if path.exists():
+            return True
+    ledgers = folder.glob("evals/*.jsonl")
+    checkpoints = complete_checkpoints(os.fspath(folder))
+    return any(ledgers) or bool(checkpoints)
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -143,12 +147,14 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
     `folder` may be the folder of a run itself. Hidden folders are left out.
     """
-    for name, folders, _ in os.walk(folder):
-        folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
-        if is_run_folder(Path(name)):
+    for name, inner_names, _ in os.walk(folder):
+        path = Path(name)
+        visible_names = [inner for inner in inner_names if not inner.startswith(".")]
+        inner_names[:] = sorted(visible_names)
+        if is_run_folder(path):
             # What is in a run belongs to it.
-            folders.clear()
-            yield Path(name)
+            inner_names.clear()
+            yield path
 
 
 def read_run(folder: Path) -> RunSummary:
@@ -163,18 +169,18 @@ def read_run(folder: Path) -> RunSummary:
         state = EMPTY if is_empty else NOT_A_RUN
         return RunSummary(folder=folder, state=state)
 
-    params = _read_record(folder / "params.yaml", damage)
-    manifest = _read_record(folder / "manifest.json", damage)
-    final = _read_record(folder / "final.json", damage)
+    params = _read_record(folder, "params.yaml", damage)
+    manifest = _read_record(folder, "manifest.json", damage)
+    final = _read_record(folder, "final.json", damage)
+    beat = _read_record(folder, HEARTBEAT, damage)
+    heartbeat = read_heartbeat(folder) if beat else None
+    state = _find_state(folder, heartbeat, final)
     evaluations = _read_evaluations(folder / "evals", damage)
     report: dict[str, Any] = {}
     try:
         report = read_last_report(folder / "metrics.jsonl", "train") or {}
     except StorageError as error:
         damage.append(str(error))
-    beat = _read_record(folder / HEARTBEAT, damage)
-    heartbeat = read_heartbeat(folder) if beat else None
-    state = _find_state(folder, heartbeat, final)
 
     remarks = []
     packages = _get_section(manifest, "packages")
@@ -248,10 +254,11 @@ def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read_record(path: Path, damage: list[str]) -> dict[str, Any]:
+def _read_record(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
+    path = folder / name
     record = read_params(path) if path.suffix == ".yaml" else files.read_json(path)
     if record is None and path.exists():
-        damage.append(f"{path.name} is damaged")
+        damage.append(f"{name} is damaged")
     return record or {}
 
 
@@ -308,23 +315,28 @@ def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, A
     if heartbeat is None:
         return ending if final else "unknown"
     if heartbeat["ended"] == "failed":
-        # The report of an earlier process may remain.
         start = _parse_time(heartbeat["started"])
-        for path in (folder / "diverged").glob("step-*.json"):
-            if start is None or path.stat().st_mtime >= start.timestamp():
+        start_seconds = start.timestamp() if start else 0.0
+        for path in folder.glob("diverged/step-*.json"):
+            # The report of an earlier process may remain.
+            status = path.stat()
+            if status.st_mtime >= start_seconds:
                 return "diverged"
         return "failed"
+    if heartbeat["ended"] == "stopped":
+        return "stopped"
     if heartbeat["ended"]:
-        return "stopped" if heartbeat["ended"] == "stopped" else ending
+        return ending
 
     # The process table of another machine cannot be read.
     is_here = heartbeat["host"] == socket.gethostname()
     if is_here and not is_process_alive(heartbeat["pid"]):
         return "killed"
     # The file system's clock counts, since that of another machine may differ.
-    seconds = time.time() - (folder / HEARTBEAT).stat().st_mtime
+    beat_seconds = os.path.getmtime(folder / HEARTBEAT)
+    silent_seconds = time.time() - beat_seconds
     phase_state = _PHASE_STATES.get(heartbeat["phase"], "running")
-    return phase_state if seconds < _SILENT_SECONDS else "silent"
+    return phase_state if silent_seconds < _SILENT_SECONDS else "silent"
 
 
 def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -9,7 +9,13 @@ from collections.abc import Mapping, Sequence
 from trainer_kit.cli.view.run_status import list_folders, require_folder
 from trainer_kit.cli.view.tables import Table, format_metric, print_tables
 from trainer_kit.errors import ExitCode
-from trainer_kit.evals.run_summary import RunSummary, find_best, find_runs, read_run
+from trainer_kit.evals.run_summary import (
+    RunSummary,
+    find_best,
+    find_runs,
+    is_run_folder,
+    read_run,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,12 +45,11 @@ def read_runs(folders: Sequence[str]) -> dict[str, RunSummary]:
     runs = {}
     for text in folders:
         folder = require_folder("FOLDER", text)
-        paths = list(find_runs(folder))
-        parents = set(paths)
-        for path in paths:
-            parents.update(path.parents)
-        if folder not in paths:
-            paths += [path for path in list_folders(folder) if path not in parents]
+        paths = [folder] if is_run_folder(folder) else []
+        if not paths:
+            for child in list_folders(folder):
+                child_runs = list(find_runs(child))
+                paths += child_runs or [child]
 
         for path in paths:
             name = str(path)
