@@ -7,6 +7,7 @@ or from another program is named in the summary and is never an error.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import socket
 import time
@@ -119,16 +120,22 @@ class RunSummary:
         for report in read_active_history(self.folder / "metrics.jsonl"):
             metrics = report["metrics"]
             if report["kind"] == "train" and metric in metrics:
-                point = Point(report["step"], metrics[metric])
+                value = metrics[metric]
+                point = Point(report["step"], value)
                 points.append(point)
         return points
 
 
 def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
     """Returns the first of the best finite values of a curve, None if there is none."""
-    points = [point for point in curve if math.isfinite(point.value)]
-    sign = -1 if comparison == "higher" else 1
-    return min(points, key=lambda point: sign * point.value, default=None)
+    is_better = operator.gt if comparison == "higher" else operator.lt
+    best: Point | None = None
+    for point in curve:
+        if not math.isfinite(point.value):
+            continue
+        if best is None or is_better(point.value, best.value):
+            best = point
+    return best
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -248,7 +255,8 @@ def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         inner_path = join_keys(path, name)
         if isinstance(value, dict) and value:
             flat[inner_path] = _SECTION
-            flat.update(flatten_config(value, inner_path))
+            inner_values = flatten_config(value, inner_path)
+            flat.update(inner_values)
         else:
             flat[inner_path] = value
     return flat
@@ -282,10 +290,12 @@ def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]
             damage.append(f"evals/{path.name} is damaged")
 
         for record in active_records(records):
+            step = record["step"]
             metrics = flatten_scalars(record["metrics"], "|")
             for name, value in metrics.items():
+                point = Point(step, value)
                 curve = curves.setdefault(name, [])
-                curve.append(Point(record["step"], value))
+                curve.append(point)
         if curves:
             break
     return curves
@@ -298,7 +308,9 @@ def _choose_metric(
     metric = trainer.get("best_checkpoint_eval_metric")
     comparison = trainer.get("best_checkpoint_metric_comp")
     if isinstance(metric, str) and metric:
-        return metric, "lower" if comparison == "lower" else "higher"
+        if comparison != "lower":
+            comparison = "higher"
+        return metric, comparison
     # A run that keeps no best is measured by its loss.
     for name in ("validation_loss", LOSS):
         if name in evaluations or name in training:

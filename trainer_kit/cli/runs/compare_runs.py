@@ -9,7 +9,8 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainer_kit import files
@@ -34,6 +35,7 @@ _CONFIG = "config."
 # More columns, or more names in a picture, cannot be told apart.
 _MAX_COLUMNS = 8
 _MAX_CURVES = 10
+_FIRST_ROW = frozenset([0])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="The folders of runs, or a folder with runs in it, at any depth.",
     )
     add_metric_arguments(parser)
-    table_help = "Writes the table to this file, with all digits and the last of every metric."
-    parser.add_argument("--csv", metavar="FILE", help=table_help)
-    picture_help = "Saves the curves of the metric as a picture, such as curves.png."
-    parser.add_argument("--plot", metavar="FILE", help=picture_help)
+    parser.add_argument(
+        "--csv",
+        metavar="FILE",
+        help="Writes the table to this file, with all digits and the last of every metric.",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="Saves the curves of the metric as a picture, such as curves.png.",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,20 +76,20 @@ def run(arguments: argparse.Namespace) -> int:
     frame = build_frame(runs, choice)
     ranked_runs = {name: runs[name] for name in frame["run"]}
 
-    # The last name of a path, if no other path ends with it.
     paths = [column for column in frame if column.startswith(_CONFIG)]
-    names = [path.rpartition(".")[2] for path in paths]
-    labels = {}
-    for path, name in zip(paths, names, strict=True):
-        labels[path] = name if names.count(name) == 1 else path
-
-    tables = [_build_table(frame, ranked_runs, choice.metric, labels)]
+    labels = _shorten_paths(paths)
+    runs_table = _build_table(frame, ranked_runs, choice.metric, labels)
+    tables = [runs_table]
     groups = group_by_seed(frame, choice, paths)
-    if (groups["runs"] > 1).any():
+    if groups["runs"].max() > 1:
         groups = groups.rename(columns=labels)
-        title = "finished runs that differ only in seeds: mean and standard deviation (std)"
-        cells = _format_cells(groups)
-        tables.append(Table(title, list(groups), cells, bold_rows=frozenset([0])))
+        groups_table = Table(
+            "finished runs that differ only in seeds: mean and standard deviation (std)",
+            list(groups),
+            _format_cells(groups),
+            bold_rows=_FIRST_ROW,
+        )
+        tables.append(groups_table)
     print_tables(tables, sys.stdout)
 
     if arguments.csv:
@@ -112,6 +120,25 @@ def _choose_metric(
     return choose_metric(metric, comparison, most_common, list(names)) or most_common
 
 
+def _shorten_paths(paths: Sequence[str]) -> dict[str, str]:
+    """Returns the last name of each path, or the path itself where paths share a last name."""
+    names = {}
+    counts: Counter[str] = Counter()
+    for path in paths:
+        name = _get_last_name(path)
+        names[path] = name
+        counts[name] += 1
+    for path, name in names.items():
+        if counts[name] > 1:
+            names[path] = path
+    return names
+
+
+def _get_last_name(path: str) -> str:
+    _, _, name = path.rpartition(".")
+    return name
+
+
 def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFrame:
     """Returns a row for each run, the best first.
 
@@ -128,34 +155,48 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
         curve = summary.evaluations.get(choice.metric, ())
         if not is_evaluated:
             curve = summary.read_training_curve(choice.metric)
+        best_value: float | None = None
+        best_step: int | None = None
+        last_value: float | None = None
+        if curve:
+            last_point = curve[-1]
+            last_value = last_point.value
         best = find_best(curve, choice.comparison)
+        if best is not None:
+            best_value = best.value
+            best_step = best.step
         row = {
             "run": name,
             "state": summary.state,
             "step": summary.step,
             "total_steps": summary.total_steps,
             "metric": choice.metric,
-            "best": best.value if best else None,
-            "best_step": best.step if best else None,
-            "last": curve[-1].value if curve else None,
+            "best": best_value,
+            "best_step": best_step,
+            "last": last_value,
             "steps_per_second": summary.steps_per_second,
             "examples_per_second": summary.examples_per_second,
             "last_sign_of_life": summary.updated,
         }
         for path, value in summary.config.items():
-            is_text = isinstance(value, str) and value != ""
-            text = value if is_text else json.dumps(value)
+            # Text is shown without quotes, unless it is empty.
+            text = json.dumps(value)
+            if isinstance(value, str) and value:
+                text = value
             row[_CONFIG + path] = text
         for metric, points in summary.evaluations.items():
-            row[f"last.{metric}"] = points[-1].value
+            last_point = points[-1]
+            row[f"last.{metric}"] = last_point.value
         for metric, number in summary.training.items():
             row[f"train.{metric}"] = number
         rows.append(row)
 
     frame = pandas.DataFrame(rows)
     for column in frame:
-        if column.startswith(_CONFIG) and frame[column].nunique() < 2:
-            del frame[column]
+        if column.startswith(_CONFIG):
+            texts = frame[column]
+            if texts.nunique() < 2:
+                del frame[column]
     for column in ("step", "total_steps", "best_step"):
         frame[column] = frame[column].astype("Int64")
     for column in ("best", "last", "steps_per_second"):
@@ -171,11 +212,11 @@ def group_by_seed(frame: DataFrame, choice: MetricChoice, paths: Iterable[str]) 
     """
     keys = ["metric"]
     for path in paths:
-        name = path.rpartition(".")[2]
-        if name not in _SEEDS:
+        if _get_last_name(path) not in _SEEDS:
             keys.append(path)
 
-    is_finished = frame["state"].isin([FINISHED, STOPPED_EARLY])
+    states = frame["state"]
+    is_finished = states.isin([FINISHED, STOPPED_EARLY])
     finished = frame[is_finished]
     groups = finished.groupby(keys, dropna=False)
     spread = groups.agg(
@@ -196,14 +237,16 @@ def _build_table(
     frame: DataFrame, runs: Mapping[str, RunSummary], metric: str, labels: Mapping[str, str]
 ) -> Table:
     columns = {"run": "run"}
-    for path in list(labels)[:_MAX_COLUMNS]:
+    labelled_paths = list(labels)
+    for path in labelled_paths[:_MAX_COLUMNS]:
         columns[path] = labels[path]
     columns["best"] = f"best {metric}"
     columns["best_step"] = "at step"
     columns["last"] = f"last {metric}"
     columns["steps_per_second"] = "steps/s"
     column_names = list(columns)
-    rows = _format_cells(frame[column_names])
+    shown_frame = frame[column_names]
+    rows = _format_cells(shown_frame)
     for row, summary in zip(rows, runs.values(), strict=True):
         state = format_state(summary)
         row.append(state)
@@ -217,7 +260,7 @@ def _build_table(
         [*columns.values(), "state"],
         rows,
         left_aligned=frozenset({"run", "state"}),
-        bold_rows=frozenset([0]),
+        bold_rows=_FIRST_ROW,
         notes=notes,
     )
 
@@ -234,7 +277,8 @@ def _format_cells(frame: DataFrame) -> list[list[str]]:
             elif pandas.isna(value):
                 cells.append("")
             else:
-                cells.append(format_metric(value))
+                text = format_metric(value)
+                cells.append(text)
         rows.append(cells)
     return rows
 
@@ -243,26 +287,37 @@ def _save_curves(runs: Mapping[str, RunSummary], choice: MetricChoice, path: str
     """Saves the curves of the metric: solid lines for evaluations, dashed ones for training."""
     from matplotlib.figure import Figure
 
+    metric = choice.metric
     figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel=choice.metric)
-    axes.set_title(f"{choice.metric} in evaluations (solid) and in training (dashed)")
-    name = choice.metric.rpartition("|")[2]
+    axes = figure.add_subplot(xlabel="step", ylabel=metric)
+    axes.set_title(f"{metric} in evaluations (solid) and in training (dashed)")
+    _, _, name = metric.rpartition("|")
     training_metric = LOSS if name == "validation_loss" else name
     are_positive = True
     for number, (run_name, summary) in enumerate(runs.items()):
-        is_named = number < _MAX_CURVES
-        color = f"C{number}" if is_named else "lightgray"
-        label = run_name if is_named else None
-        evaluations = summary.evaluations.get(choice.metric, ())
+        color = "lightgray"
+        label = None
+        if number < _MAX_CURVES:
+            color = f"C{number}"
+            label = run_name
+        evaluations = summary.evaluations.get(metric, ())
         training = summary.read_training_curve(training_metric)
         for curve, style in ((evaluations, ".-"), (training, "--")):
             if not curve:
                 continue
             steps = [point.step for point in curve]
             values = [point.value for point in curve]
-            # The best runs are drawn over the others.
-            axes.plot(steps, values, style, color=color, label=label, zorder=-number)
-            are_positive = are_positive and min(values) > 0
+            axes.plot(
+                steps,
+                values,
+                style,
+                color=color,
+                label=label,
+                # The best runs are drawn over the others.
+                zorder=-number,
+            )
+            if min(values) <= 0:
+                are_positive = False
             # The legend has each run once.
             label = None
 

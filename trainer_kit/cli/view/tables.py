@@ -99,31 +99,44 @@ def draw_table(table: Table, console: Console) -> None:
 
     columns = table.columns()
     gaps = _GAP * (len(columns) - 1)
-    cell_widths = [max(map(len, column)) for column in columns]
-    word_widths = [max(map(len, " ".join(column).split(" "))) for column in columns]
-    is_too_wide = sum(cell_widths) + gaps > console.width
+    cell_widths: list[int] = []
+    word_widths: list[int] = []
+    for column in columns:
+        words = " ".join(column).split(" ")
+        longest_cell = max(map(len, column))
+        longest_word = max(map(len, words))
+        cell_widths.append(longest_cell)
+        word_widths.append(longest_word)
+
+    natural_width = sum(cell_widths) + gaps
+    is_too_wide = natural_width > console.width
     grid = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    for column, width in zip(columns, word_widths, strict=True):
+    for column, word_width in zip(columns, word_widths, strict=True):
         header = column[0]
         is_left_aligned = header in table.left_aligned
         grid.add_column(
             header,
             justify="left" if is_left_aligned else "right",
-            width=width if is_too_wide else None,
+            width=word_width if is_too_wide else None,
         )
     rows = list(zip(*columns, strict=True))
+    # The first row has the headers.
     for number, row in enumerate(rows[1:]):
         is_bold = number in table.bold_rows
         grid.add_row(*row, style="bold" if is_bold else None)
 
-    console.print(replace_unprintable(table.title))
-    if sum(word_widths) + gaps <= console.width:
+    title = replace_unprintable(table.title)
+    console.print(title)
+    least_width = sum(word_widths) + gaps
+    if least_width <= console.width:
         console.print(grid)
     else:
         # Each cell has its own line.
+        headers = rows[0]
         for row in rows[1:]:
-            for header, cell in zip(rows[0], row, strict=True):
+            for header, cell in zip(headers, row, strict=True):
                 console.print(f"{header}: {cell}")
             console.print()
     for note in table.notes:
-        console.print(replace_unprintable(note))
+        text = replace_unprintable(note)
+        console.print(text)

@@ -69,6 +69,12 @@ def test_the_best_row_is_bold_on_a_terminal() -> None:
     assert stream.getvalue().endswith("\nother\n")
 
 
+def test_a_terminal_shows_the_title_of_a_table_without_columns() -> None:
+    stream = io.StringIO()
+    draw_table(Table("no run yet", (), ()), Console(file=stream, width=80))
+    assert stream.getvalue().split("\n")[0] == "no run yet"
+
+
 def test_tables_are_apart_and_one_without_columns_is_its_title() -> None:
     stream = io.StringIO()
     print_tables([Table("a", (), ()), Table("b", ["x"], [])], stream)
