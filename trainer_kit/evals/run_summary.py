@@ -57,6 +57,8 @@ _RUN_FILES = (
 _PHASE_STATES = {"start": "starting", "wait": "waiting"}
 # The time of four beats.
 _SILENT_SECONDS = 20.0
+# Larger steps come from damaged files.
+_MAX_STEP = 2**53
 # How a config shows a section, where another config has a plain value.
 _SECTION = "(set)"
 
@@ -119,9 +121,9 @@ class RunSummary:
             return points
         for report in read_active_history(self.folder / "metrics.jsonl"):
             metrics = report["metrics"]
-            if report["kind"] == "train" and metric in metrics:
-                value = metrics[metric]
-                point = Point(report["step"], value)
+            step = report["step"]
+            if report["kind"] == "train" and metric in metrics and _is_step(step):
+                point = Point(step, metrics[metric])
                 points.append(point)
         return points
 
@@ -213,7 +215,7 @@ def read_run(folder: Path) -> RunSummary:
     if heartbeat is not None:
         steps.append(heartbeat["step"])
         updated = _parse_time(heartbeat["beat"])
-    known_steps = [step for step in steps if isinstance(step, int)]
+    known_steps = [step for step in steps if _is_step(step)]
     return RunSummary(
         folder=folder,
         state=state,
@@ -221,7 +223,7 @@ def read_run(folder: Path) -> RunSummary:
         remarks=remarks,
         config=config,
         step=max(known_steps, default=None),
-        total_steps=total_steps if isinstance(total_steps, int) else None,
+        total_steps=total_steps if _is_step(total_steps) else None,
         metric=metric,
         comparison=comparison,
         evaluations=evaluations,
@@ -291,6 +293,8 @@ def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]
 
         for record in active_records(records):
             step = record["step"]
+            if not _is_step(step):
+                continue
             metrics = flatten_scalars(record["metrics"], "|")
             for name, value in metrics.items():
                 point = Point(step, value)
@@ -354,6 +358,10 @@ def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, A
 def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name)
     return section if isinstance(section, dict) else {}
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < _MAX_STEP
 
 
 def _parse_time(text: str) -> datetime | None:

@@ -180,6 +180,18 @@ def test_a_run_that_is_cut_anywhere_is_read(tmp_path: Path) -> None:
     assert _read_all(tmp_path).damage == []
 
 
+def test_steps_that_no_run_can_have_are_left_out(tmp_path: Path) -> None:
+    write_params(tmp_path)
+    write_process(tmp_path / "final.json", step=10**400)
+    write_process(tmp_path / "manifest.json", train_steps=-1)
+    write_ledger(tmp_path, evaluation(10**400, loss=0.5), evaluation(10, loss=0.25))
+
+    run = read_run(tmp_path)
+
+    assert (run.step, run.total_steps) == (None, None)
+    assert run.evaluations == {"loss": [Point(10, 0.25)]}
+
+
 def test_folders_and_pipes_in_the_place_of_files_do_not_block(tmp_path: Path) -> None:
     for name in (
         "params.yaml",

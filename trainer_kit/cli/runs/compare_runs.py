@@ -191,14 +191,13 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
             row[f"train.{metric}"] = number
         rows.append(row)
 
-    frame = pandas.DataFrame(rows)
+    # Steps stay whole numbers where some runs have none.
+    frame = pandas.DataFrame(rows, dtype=object)
     for column in frame:
         if column.startswith(_CONFIG):
             texts = frame[column]
             if texts.nunique() < 2:
                 del frame[column]
-    for column in ("step", "total_steps", "best_step"):
-        frame[column] = frame[column].astype("Int64")
     for column in ("best", "last", "steps_per_second"):
         frame[column] = frame[column].astype(float)
     is_ascending = choice.comparison == "lower"
