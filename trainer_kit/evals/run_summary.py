@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from trainer_kit import __version__, files
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -360,7 +360,7 @@ def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _is_step(value: object) -> bool:
+def _is_step(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value < _MAX_STEP
 
 
