@@ -1,4 +1,4 @@
-"""Shows the best evaluations in a run's ledger, their weights, and whether info.json agrees."""
+"""Shows the best evaluations in a run's ledger, and where their weights are."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.best is not None:
         return _show_named(arguments, folder, name, settings, evaluations)
 
-    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, evaluations)
+    names = ledgers.metric_names(evaluations)
+    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, names)
     if choice is None:
-        names = ledgers.metric_names(evaluations)
         raise UsageError(
             "--metric: is required, because the run keeps no best checkpoint;"
             f" {suggest_names('', names)}"
         )
-    ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
+    ledgers.check_metric(choice.metric, names, "trainer.best_checkpoint_eval_metric")
 
     # The best evaluations of each dataset, and the folders where their weights may be.
     rankings_by_dataset = ledgers.rank_evaluations(evaluations, choice)
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     best_dir = ledgers.find_best_dir(folder, settings, name)
     training_best_dir = ledgers.find_best_dir(folder, settings, ledgers.VALIDATION)
     best_dirs = [best_dir, training_best_dir]
-    _print_evaluations(arguments, folder, choice, rankings, shown, best_dirs)
+    _print_evaluations(arguments, folder, choice, shown, best_dirs)
     return ExitCode.DONE
 
 
@@ -112,8 +112,9 @@ def _show_named(
             f"{suggest_names(arguments.best, list(settings.named_criteria))}"
         )
     criterion = settings.named_criteria[arguments.best]
+    names = ledgers.metric_names(evaluations)
     ledgers.check_metric(
-        criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric"
+        criterion.metric, names, f"trainer.best_checkpoints.{arguments.best}.metric"
     )
 
     rankings_by_dataset = ledgers.select_kept_evaluations(evaluations, criterion)
@@ -123,7 +124,7 @@ def _show_named(
         shown += ranking[: arguments.top]
     choice = MetricChoice(criterion.metric, criterion.comparison)
     best_dir = ledgers.get_named_best_dir(folder, name, arguments.best)
-    _print_evaluations(arguments, folder, choice, rankings, shown, [best_dir])
+    _print_evaluations(arguments, folder, choice, shown, [best_dir])
     return ExitCode.DONE
 
 
@@ -131,22 +132,11 @@ def _print_evaluations(
     arguments: argparse.Namespace,
     folder: Path,
     choice: MetricChoice,
-    ranked_evaluations: Sequence[Sequence[RecordedEvaluation]],
     evaluations: Sequence[RecordedEvaluation],
     best_dirs: Sequence[Path | None],
 ) -> None:
-    """Prints evaluations with their weights.
-
-    Also prints whether info.json in the first of `best_dirs` names the best.
-    """
+    """Prints evaluations with their weights."""
     name = arguments.name
-    best_dir = best_dirs[0]
-    agrees: bool | None = None
-    verdict = ""
-    if best_dir:
-        best_evaluations = [ranking[0] for ranking in ranked_evaluations]
-        agrees, verdict = ledgers.compare_with_info(best_evaluations, choice, best_dir)
-
     search_dirs = [path for path in best_dirs if path]
     weights = [_weights(evaluation, folder, search_dirs) for evaluation in evaluations]
     if arguments.json:
@@ -163,13 +153,11 @@ def _print_evaluations(
             "metric": choice.metric,
             "comparison": choice.comparison,
             "best": rows,
-            "info": {"agrees": agrees, "told": verdict},
         }
         print(json.dumps(record, indent=2, allow_nan=False))
     else:
         table = _table(name, choice, evaluations, weights)
         print_tables([table], sys.stdout)
-        print(verdict)
 
 
 def _weights(evaluation: RecordedEvaluation, folder: Path, best_dirs: Sequence[Path]) -> str | None:

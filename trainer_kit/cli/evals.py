@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     all_evaluations = [
         evaluation for evaluations in evaluations_by_ledger.values() for evaluation in evaluations
     ]
-    choice = ledgers.choose_metric(
-        arguments.metric, arguments.comparison, read_settings(folder), all_evaluations
-    )
+    names = ledgers.metric_names(all_evaluations)
+    settings = read_settings(folder)
+    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, names)
 
     shown: dict[str, list[RecordedEvaluation]] = {}
     for name, evaluations in evaluations_by_ledger.items():

@@ -35,6 +35,7 @@ from trainer_kit.cli import (
     show,
     tensorboard,
 )
+from trainer_kit.cli.runs import compare_runs, list_runs
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
 from trainer_kit.process.error_report import print_error, print_to_stderr
@@ -44,6 +45,8 @@ VERBS = {
     "list": list_names,
     "show": show,
     "check": check,
+    "runs": list_runs,
+    "compare": compare_runs,
     "evals": evals,
     "best": best,
     "export": export,

@@ -520,18 +520,9 @@ def list_installed_packages() -> tuple[tuple[str, str], ...]:
 
 def describe_differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Returns a phrase for each difference of two manifests that may change a run's last bits."""
-    names = (
-        "python",
-        "platform",
-        "packages",
-        "threads",
-        "replicas",
-        "workers",
-        "device",
-        "device_name",
-    )
+    names = ("python", "platform", "packages", "threads", "replicas", "workers", "device")
     differences = []
-    for name in names:
+    for name in (*names, "device_name"):
         if name not in before or name not in now:
             continue
         old_value = before[name]

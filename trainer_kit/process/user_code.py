@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from trainer_kit.errors.user_frames import is_user_file
@@ -29,33 +28,28 @@ def describe_code(task_class: type) -> dict[str, Any]:
 
     Returns:
       `git`: the commit of the code, and whether files in its repository have changed since. Empty
-      without git. `modules`: a hash of each file by name, in the order of the names.
+      without git. `modules`: a hash of each file by its name.
     """
-    try:
-        folders = [Path.cwd()]
-    except OSError:
-        # The working directory was removed.
-        return {"git": {}, "modules": {}}
-    for name in (task_class.__module__, "__main__"):
-        location = _locate(sys.modules.get(name))
-        if location is not None:
-            folders.insert(0, location[0])
+    folders = [Path.cwd()]
+    for module_name in (task_class.__module__, "__main__"):
+        if location := _locate(module_name):
+            folder, _ = location
+            folders.insert(0, folder)
 
     hashes = {}
-    for module in list(sys.modules.values()):
-        location = _locate(module)
+    for module_name in sorted(sys.modules):
+        location = _locate(module_name)
         if location is None:
             continue
         folder, name = location
-        if not any(folder.is_relative_to(parent) for parent in folders):
-            continue
-        try:
-            content = (folder / name).read_bytes()
-        except OSError:
-            continue
-        digest = hashlib.sha256(content)
-        hashes[name] = digest.hexdigest()[:16]
-    return {"git": read_git_state(folders[0]), "modules": dict(sorted(hashes.items()))}
+        is_beside_task = any(folder.is_relative_to(parent) for parent in folders)
+        if is_beside_task:
+            path = folder / name
+            content = path.read_bytes()
+            digest = hashlib.sha256(content)
+            hashes[name] = digest.hexdigest()
+    git_state = read_git_state(folders[0])
+    return {"git": git_state, "modules": hashes}
 
 
 def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -69,29 +63,21 @@ def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     # The file system monitor of a repository is a program, which is not started.
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-C", os.fspath(folder)]
-    status = ["status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
     try:
         result = subprocess.run(
-            ["git", *options, *status],
+            ["git", *options, *describe],
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            text=True,
             timeout=_GIT_TIMEOUT_SECONDS,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return {}
-
-    commit = ""
-    is_dirty = False
-    for line in result.stdout.decode(errors="replace").splitlines():
-        if line.startswith("# branch.oid "):
-            commit = line.split()[-1]
-        elif not line.startswith("#"):
-            is_dirty = True
-    # A repository without a commit has the text "(initial)" in its place.
-    if not commit.isalnum():
-        return {}
-    return {"commit": commit, "dirty": is_dirty}
+    description = result.stdout.strip()
+    commit, _, suffix = description.partition("-")
+    return {"commit": commit, "dirty": suffix == "dirty"}
 
 
 def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -100,38 +86,39 @@ def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     Modules that only one of them has do not count: another mode imports other modules. The list is
     empty if there is no difference, or if the run began with a release that recorded no modules.
     """
-    old_hashes = before.get("modules")
-    new_hashes = now.get("modules")
-    if not isinstance(old_hashes, Mapping) or not isinstance(new_hashes, Mapping):
-        return []
-    changed = [
-        name for name, digest in new_hashes.items() if old_hashes.get(name, digest) != digest
-    ]
+    old_hashes = before.get("modules", {})
+    new_hashes = now.get("modules", {})
+    changed = []
+    for name, digest in new_hashes.items():
+        old_digest = old_hashes.get(name, digest)
+        if old_digest != digest:
+            changed.append(name)
     if not changed:
         return []
     names = ", ".join(changed)
     return [f"code: {names} changed since the last start of this run"]
 
 
-def _locate(module: ModuleType | None) -> tuple[Path, str] | None:
+def _locate(module_name: str) -> tuple[Path, str] | None:
     """Returns the folder that a module of the user is imported from, and its file in that folder.
 
     Returns None for any other module, and for one without a file.
     """
     # A lazy module would be imported if it were asked for an attribute.
+    module = sys.modules.get(module_name)
     attributes = getattr(module, "__dict__", {})
     file = attributes.get("__file__")
     if not isinstance(file, str):
         return None
-    path = Path(os.path.abspath(file))
+    path = Path(file).absolute()
     if not is_user_file(str(path)) or not path.is_file():
         return None
 
-    spec = attributes.get("__spec__")
-    module_name = getattr(spec, "name", "__main__")
     depth = module_name.count(".") + 1
     if path.stem == "__init__":
         depth += 1
-    name = Path(*path.parts[-depth:])
-    folder = Path(*path.parts[:-depth])
-    return folder, name.as_posix()
+    folder_parts = path.parts[:-depth]
+    name_parts = path.parts[-depth:]
+    folder = Path(*folder_parts)
+    name = "/".join(name_parts)
+    return folder, name

@@ -208,6 +208,21 @@ def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return _select_active(record for record in records if _is_report(record))
 
 
+def read_last_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | None:
+    """Returns the last report of this kind, None if there is none.
+
+    Every metric is a float. Reads the file from its end.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    with _map_file(path) as data:
+        for _, _, record in _iter_records_reversed(data):
+            if record["kind"] == kind:
+                return _decode(record)
+    return None
+
+
 def has_report(
     path: str | os.PathLike[str],
     kind: str,

@@ -51,8 +51,10 @@ class RunLog(logging.Handler):
           record_path: A file that exists as soon as there is a run to log.
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        host = socket.gethostname()
+        process = os.getpid()
         command = shlex.join(sys.argv)
-        header = f"--- {now} on {socket.gethostname()}, process {os.getpid()}: {command}\n"
+        header = f"--- {now} on {host}, process {process}: {command}\n"
         self._waiting_lines.appendleft(header)
         self._path = path
         self._record_path = record_path
@@ -95,9 +97,10 @@ class RunLog(logging.Handler):
             if os.path.exists(self._record_path):
                 # The file is opened for each line: the folder may be moved or removed.
                 content = "".join(self._waiting_lines)
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                folder = os.path.dirname(self._path)
+                os.makedirs(folder, exist_ok=True)
                 with open(self._path, "ab") as stream:
-                    stream.write(content.encode(errors="backslashreplace"))
+                    stream.write(content.encode())
                 self._waiting_lines.clear()
         except OSError:
             pass

@@ -116,7 +116,6 @@ def test_another_metric_or_comparison_may_decide(capsys: Output, tmp_path: Path)
         (["{run}s"], "error: MODEL_DIR: there is no folder"),
         (["gs://bucket/run"], "is a remote folder; give the path that it is mounted at"),
         (["{run}", "--name=fats"], "evals has no ledger 'fats'; did you mean fast?"),
-        (["{run}", "--metric=validation_loss"], "Give --comparison=higher or lower too"),
         (["{run}/train"], "train holds no run; it holds: events.out"),
     ],
 )

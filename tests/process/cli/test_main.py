@@ -62,8 +62,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', "
-            "'export', 'predict', 'tensorboard', ",
+            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'runs', 'compare', ",
         ),
         # There are no abbreviations.
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),

@@ -70,7 +70,7 @@ def test_what_the_text_leaves_out_is_as_in_the_default(default: ExperimentConfig
         ),
         ("- 1", "holds no config"),
         ("", "holds no config"),
-        ("a: [", "params.yaml:1:5"),
+        ("a: [1, 2\nb: 3\n", "params.yaml:2:2"),
     ],
 )
 def test_a_text_that_does_not_fit_is_refused_with_its_lines(

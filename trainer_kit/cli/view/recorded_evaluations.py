@@ -17,8 +17,7 @@ from trainer_kit.checkpoint_names import parse_checkpoint_name
 from trainer_kit.cli.view.run_status import Settings, explain_read_errors, format_names
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggest_names
-from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation
-from trainer_kit.evals.best.info_json import INFO, read_info
+from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation, guess_comparison
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 from trainer_kit.telemetry.scalars import as_scalar, flatten_scalars
 
@@ -82,20 +81,26 @@ def add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def choose_metric(
     metric: str | None,
     comparison: str | None,
-    settings: Settings,
-    evaluations: Iterable[RecordedEvaluation],
+    own_choice: Settings | MetricChoice,
+    names: Sequence[str],
 ) -> MetricChoice | None:
     """Returns the criterion that was asked for, or else the run's own.
 
-    Returns None when the run has none.
+    Args:
+      metric, comparison: What was asked for. None for what was not.
+      own_choice: The criterion of the run. Its metric is "" when it has none.
+      names: The names of the metrics that were recorded.
+
+    Returns:
+      The criterion. None when there is none.
 
     Raises:
-      UsageError: when no evaluation has the metric that was asked for, or the metric or the
-        comparison is missing.
+      UsageError: when no evaluation has the metric that was asked for, the metric is missing, or
+        its name does not tell which values are better.
     """
     if metric:
-        check_metric(metric, evaluations, "--metric")
-    if not (name := metric or settings.metric):
+        check_metric(metric, names, "--metric")
+    if not (name := metric or own_choice.metric):
         if comparison:
             raise UsageError(
                 "--comparison: needs --metric too, because the run keeps no best checkpoint"
@@ -103,8 +108,8 @@ def choose_metric(
         return None
 
     # The run knows the comparison of its own metric only.
-    default_comparison = settings.comparison if name == settings.metric else None
-    chosen_comparison = comparison or default_comparison
+    default = own_choice.comparison if name == own_choice.metric else guess_comparison(name)
+    chosen_comparison = comparison or default
     if chosen_comparison is None:
         raise UsageError(
             f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or"
@@ -179,12 +184,11 @@ def metric_names(evaluations: Iterable[RecordedEvaluation]) -> list[str]:
     return list(names)
 
 
-def check_metric(metric: str, evaluations: Iterable[RecordedEvaluation], origin: str) -> None:
+def check_metric(metric: str, names: Sequence[str], origin: str) -> None:
     """Raises UsageError when no evaluation has this metric.
 
     The message suggests near names or lists all.
     """
-    names = metric_names(evaluations)
     if metric not in names:
         suggestion = suggest_names(metric, names)
         raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggestion}")
@@ -292,35 +296,6 @@ def format_checkpoint_cell(evaluation: RecordedEvaluation, folder: Path) -> str:
     if not checkpoint:
         return ""
     return checkpoint if _has_all_files(folder / checkpoint) else "gone"
-
-
-def compare_with_info(
-    best: Iterable[RecordedEvaluation], choice: MetricChoice, best_dir: Path
-) -> tuple[bool | None, str]:
-    """Compares info.json in `best_dir` with the best evaluations.
-
-    Args:
-      best: The best evaluation of each dataset.
-      choice: The criterion by which they are the best.
-      best_dir: The folder of the best weights.
-
-    Returns:
-      (agrees, sentence): whether info.json names one of `best`, and a sentence about it. `agrees`
-      is None if they are not comparable.
-    """
-    info = read_info(os.fspath(best_dir), quiet=True)
-    if info is None:
-        if (best_dir / INFO).exists():
-            return False, f"{INFO} is damaged"
-        return None, f"there is no {INFO}"
-
-    content = f"step {info['step']}, {info['metric']} {info['value']!r}"
-    if info["metric"] != choice.metric:
-        return None, f"{INFO} uses another metric: {content}"
-    best_values = [(evaluation.step, evaluation.metrics[choice.metric]) for evaluation in best]
-    if (info["step"], info["value"]) in best_values:
-        return True, f"{INFO} agrees: {content}"
-    return False, f"{INFO} differs: {content}"
 
 
 def _has_all_files(prefix: Path) -> bool:

@@ -8,32 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.config.sources import yaml_loader
-from trainer_kit.errors import ConfigError, StorageError, UsageError, suggest_paths
+from trainer_kit.errors import StorageError, UsageError, suggest_paths
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.process.run_lock import HEARTBEAT, LOCK
+from trainer_kit.evals.run_summary import is_run_folder, read_params
 
 # The largest number of names in a message.
 _MAX_LISTED_NAMES = 12
-_RUN_FILES = (
-    "params.yaml",
-    "manifest.json",
-    "metrics.jsonl",
-    "final.json",
-    "attempts.jsonl",
-    "evals",
-    HEARTBEAT,
-    LOCK,
-)
 
 
 @dataclass(frozen=True)
@@ -53,22 +41,31 @@ class Settings:
     named_criteria: Mapping[str, Criterion] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TrainerHeartbeat:
-    """The content of a trainer's heartbeat.
+def require_folder(argument: str, text: str) -> Path:
+    """Returns the path of a local folder. A leading `~` is the home of the user.
 
-    Attributes:
-      host, pid: Where the process runs. "" and None if the file does not say.
-      step: The trainer's step. None if the file does not say.
-      end_state: "" while the process lives, else how it ended.
-      write_time: When the file was written, in seconds of the file system's clock.
+    Args:
+      argument: The name of the argument, for messages.
+      text: Its value.
+
+    Raises:
+      UsageError: when there is no such folder, or it is a remote one.
+      StorageError: when it cannot be read.
     """
-
-    host: str
-    pid: int | None
-    step: int | None
-    end_state: str
-    write_time: float
+    if files.is_remote(text):
+        raise UsageError(
+            f"{argument}: {text!r} is a remote folder; give the path that it is mounted at"
+        )
+    folder = Path(text).expanduser()
+    with explain_read_errors(folder):
+        if not folder.exists():
+            names = [path.name for path in list_folders(folder.parent)]
+            suggestion = suggest_paths(folder, names, "folders")
+            raise UsageError(f"{argument}: there is no folder {text}; {suggestion}")
+        if not folder.is_dir():
+            raise UsageError(f"{argument}: {text} is a file; give a folder")
+        os.listdir(folder)
+    return folder
 
 
 def require_run(model_dir: str) -> Path:
@@ -76,42 +73,21 @@ def require_run(model_dir: str) -> Path:
 
     Raises:
       UsageError: when it is not a folder or contains no run. The message says what it contains.
+      StorageError: when it cannot be read.
     """
-    if files.is_remote(model_dir):
-        raise UsageError(
-            f"MODEL_DIR: {model_dir!r} is a remote folder; give the path that it is mounted at"
-        )
-    folder = Path(model_dir)
-    with explain_read_errors(folder):
-        if not folder.exists():
-            folders = [path.name for path in _folders(folder.parent)]
-            raise UsageError(
-                f"MODEL_DIR: there is no folder {model_dir};"
-                f" {suggest_paths(folder, folders, 'folders')}"
-            )
-        if not folder.is_dir():
-            raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
-        names = sorted(os.listdir(folder))
-        if is_run_folder(folder):
-            return folder
-        runs = [str(path) for path in _folders(folder) if is_run_folder(path)]
-
+    folder = require_folder("MODEL_DIR", model_dir)
+    if is_run_folder(folder):
+        return folder
+    names = os.listdir(folder)
     content = f"it holds: {format_names(names)}"
-    if runs:
-        content = f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}"
+    if any(is_run_folder(path) for path in list_folders(folder)):
+        content = f"`trainer-kit runs {shlex.quote(model_dir)}` shows the runs in it"
     raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {content}")
 
 
 def format_names(names: Iterable[str]) -> str:
     """Returns the first `names` in sorted order, for a message, "nothing" if there are none."""
     return ", ".join(sorted(names)[:_MAX_LISTED_NAMES]) or "nothing"
-
-
-def is_run_folder(folder: Path) -> bool:
-    """Whether the folder has any of the files that a run writes."""
-    return any((folder / name).exists() for name in _RUN_FILES) or bool(
-        complete_checkpoints(os.fspath(folder))
-    )
 
 
 @contextlib.contextmanager
@@ -128,12 +104,8 @@ def read_settings(folder: Path) -> Settings:
 
     A missing or malformed value gets the default of the config.
     """
-    try:
-        text = (folder / "params.yaml").read_text(encoding="utf-8")
-        values: Any = yaml_loader.parse(text, "params.yaml", is_trusted=True).values
-    except (OSError, ValueError, ConfigError):
-        values = None
-    trainer = values.get("trainer") if isinstance(values, dict) else None
+    params = read_params(folder / "params.yaml") or {}
+    trainer = params.get("trainer")
     section = trainer if isinstance(trainer, dict) else {}
     defaults = TrainerConfig()
 
@@ -165,33 +137,8 @@ def read_settings(folder: Path) -> Settings:
     )
 
 
-def read_trainer_heartbeat(folder: Path) -> TrainerHeartbeat | None:
-    """Returns the heartbeat of the run in `folder`, None if there is none, or it is incomplete."""
-    path = folder / HEARTBEAT
-    heartbeat = files.read_json(path)
-    try:
-        write_time = path.stat().st_mtime
-    except OSError:
-        return None
-    if heartbeat is None:
-        return None
-
-    pid = heartbeat.get("pid")
-    step = heartbeat.get("step")
-    ended = heartbeat.get("ended")
-    end_state = "done" if ended else ""
-    if isinstance(ended, str):
-        end_state = ended
-    return TrainerHeartbeat(
-        host=str(heartbeat.get("host") or ""),
-        pid=pid if isinstance(pid, int) and pid > 0 else None,
-        step=step if isinstance(step, int) else None,
-        end_state=end_state,
-        write_time=write_time,
-    )
-
-
-def _folders(folder: Path) -> list[Path]:
+def list_folders(folder: Path) -> list[Path]:
+    """Returns the folders in a folder, without hidden ones. [] if it cannot be read."""
     try:
         return sorted(
             path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")

@@ -96,9 +96,3 @@ def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> Non
 
     (tmp_path / "ckpt-10.index").unlink()
     assert ledgers.find_weights(record, tmp_path, []) is None
-
-
-def test_info_json_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
-    assert ledgers.compare_with_info([], _HIGHER, tmp_path) == (None, "there is no info.json")
-    (tmp_path / "info.json").write_text("{")
-    assert ledgers.compare_with_info([], _HIGHER, tmp_path) == (False, "info.json is damaged")

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.cli.written_runs import write_params, write_process
+from tests.process.cli.written_runs import write_params
 from trainer_kit.cli.view.run_status import (
     Settings,
-    TrainerHeartbeat,
     read_settings,
-    read_trainer_heartbeat,
     require_run,
 )
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.run_summary import read_run
 from trainer_kit.process.run_lock import RunLock
 
 _DEFAULTS = Settings("", "higher", "best_ckpt")
@@ -25,9 +24,7 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path)
     with RunLock(tmp_path, lambda: ("start", 0)):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
         folder = require_run(str(tmp_path))
-        trainer = read_trainer_heartbeat(folder)
-        assert trainer is not None
-        assert (trainer.step, trainer.end_state) == (0, "")
+        assert read_run(folder).state == "starting"
         assert read_settings(folder) == _DEFAULTS
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -55,32 +52,12 @@ def test_params_tell_what_is_best(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == Settings("far|loss", "lower", "kept")
 
 
-def test_a_heartbeat_is_read_as_far_as_it_is_complete(tmp_path: Path) -> None:
-    path = write_process(tmp_path / "heartbeat.json", host="a", pid=5, step=3, ended="failed")
-    os.utime(path, (50, 50))
-
-    assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("a", 5, 3, "failed", 50.0)
-
-    os.utime(write_process(path), (50, 50))
-    assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "", 50.0)
-
-    os.utime(write_process(path, host=None, pid="5", step=None, ended=True), (50, 50))
-    assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "done", 50.0)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"host": "a"', "\xff"])
-def test_half_a_heartbeat_is_none(tmp_path: Path, text: str) -> None:
-    assert read_trainer_heartbeat(tmp_path) is None
-    (tmp_path / "heartbeat.json").write_bytes(text.encode("latin-1"))
-    assert read_trainer_heartbeat(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("runs", "runs holds no run; runs in it: {here}/runs/digits$"),
+        ("runs", "runs holds no run; `trainer-kit runs {here}/runs` shows the runs in it$"),
         ("runs/digist", r"there is no folder .*digist; did you mean {here}/runs/digits\?$"),
-        ("runs/digits/params.yaml", "params.yaml is a file; give the folder of a run"),
+        ("runs/digits/params.yaml", "params.yaml is a file; give a folder"),
         ("far/away/run", "there is no folder .*; there is no folder {here}/far/away either$"),
     ],
 )

@@ -1,0 +1,221 @@
+"""What the files of a run tell, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.cli.written_runs import evaluation, write_ledger, write_params, write_process
+from trainer_kit.evals.run_summary import (
+    Point,
+    RunSummary,
+    find_best,
+    find_runs,
+    flatten_config,
+    read_run,
+)
+
+_HERE = os.uname().nodename
+
+
+def _write_heartbeat(folder: Path, **fields: Any) -> Path:
+    heartbeat = {
+        "host": _HERE,
+        "pid": os.getpid(),
+        "started": "2026-01-01T00:00:00+00:00",
+        "step": 7,
+        "phase": "train",
+        "beat": "2026-01-01T01:00:00+00:00",
+        "ended": None,
+    }
+    return write_process(folder / "heartbeat.json", **{**heartbeat, **fields})
+
+
+def _write_reports(folder: Path, *reports: dict[str, Any]) -> None:
+    lines = [json.dumps({"kind": "train", **report}) + "\n" for report in reports]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+
+
+def test_the_state_comes_from_heartbeat_and_final_record(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    heartbeats: dict[str, dict[str, Any]] = {
+        "running": {},
+        "starting": {"phase": "start"},
+        "waiting": {"phase": "wait"},
+        "killed": {"pid": dead.pid},
+        "stopped": {"ended": "stopped"},
+        "failed": {"ended": "failed"},
+        "diverged": {"ended": "failed"},
+        "finished": {"ended": "done"},
+        "stopped early": {"ended": "done"},
+        "silent": {"host": "far", "pid": dead.pid},
+    }
+    for state, fields in heartbeats.items():
+        path = _write_heartbeat(tmp_path / state, **fields)
+        if state == "silent":
+            hour_ago = time.time() - 3600
+            os.utime(path, (hour_ago, hour_ago))
+    for state in ("failed", "diverged"):
+        report = write_process(tmp_path / state / "diverged" / "step-9.json")
+        # The report of an earlier process, which began before 2026.
+        if state == "failed":
+            os.utime(report, (0, 0))
+    write_process(tmp_path / "stopped early" / "final.json", step=7, stopped="no progress")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "not a run").mkdir()
+    (tmp_path / "not a run" / "notes.txt").touch()
+    write_params(tmp_path / "unknown")
+
+    summaries = {path.name: read_run(path) for path in tmp_path.iterdir()}
+
+    assert {name: summary.state for name, summary in summaries.items()} == {
+        name: name for name in summaries
+    }
+    assert summaries["stopped early"].remarks[-1] == "no progress"
+    assert summaries["running"].updated is not None
+
+
+def test_values_come_from_the_files_of_the_run(tmp_path: Path) -> None:
+    write_params(
+        tmp_path,
+        train_steps="3 epochs",
+        best_checkpoint_eval_metric="loss",
+        best_checkpoint_metric_comp="lower",
+    )
+    manifest = {"experiment": "rings", "train_steps": 60, "packages": {"trainer_kit": "0.0.1"}}
+    write_process(tmp_path / "manifest.json", **manifest)
+    _write_heartbeat(tmp_path, step=20)
+    rewind = json.dumps({"kind": "rewind", "lineage": 1, "step": 10}) + "\n"
+    records = [evaluation(10, loss=0.5), evaluation(20, loss=0.1), rewind]
+    write_ledger(tmp_path, *records, evaluation(20, lineage=1, loss="nan"))
+    write_ledger(tmp_path, evaluation(5, loss=0.0), name="a_sidecar")
+    rates = {"steps_per_second": 2.5, "examples_per_second": None}
+    _write_reports(
+        tmp_path,
+        {"step": 10, "metrics": {"training_loss": 3.0}, **rates},
+        {"step": 30, "metrics": {"training_loss": 2.0}, **rates},
+    )
+
+    run = read_run(tmp_path)
+
+    assert (run.step, run.total_steps, run.steps_per_second) == (30, 60, 2.5)
+    assert run.config["experiment"] == "rings"
+    assert run.config["trainer.train_steps"] == "3 epochs"
+    first, last = run.read_curve("loss")
+    assert first == Point(10, 0.5)
+    assert last.step == 20
+    assert math.isnan(last.value)
+    assert find_best(run.read_curve(run.metric), run.comparison) == Point(10, 0.5)
+    assert run.read_curve("training_loss") == [Point(10, 3.0), Point(30, 2.0)]
+    assert (run.damage, run.remarks) == ([], ["written by trainer_kit 0.0.1"])
+
+
+@pytest.mark.parametrize(
+    ("own_choice", "records", "choice"),
+    [
+        ({"best_checkpoint_eval_metric": "f1"}, [evaluation(1, f1=0.5)], ("f1", "higher")),
+        ({}, [evaluation(1, f1=0.5, validation_loss=1.0)], ("validation_loss", "lower")),
+        ({}, [evaluation(1, mae=0.5)], ("mae", "lower")),
+        ({}, [], ("", "higher")),
+    ],
+)
+def test_a_run_that_keeps_no_best_has_a_metric(
+    tmp_path: Path, own_choice: Any, records: Any, choice: tuple[str, str]
+) -> None:
+    write_ledger(write_params(tmp_path, **own_choice), *records)
+    run = read_run(tmp_path)
+    assert (run.metric, run.comparison) == choice
+
+
+def _read_all(folder: Path) -> RunSummary:
+    run = read_run(folder)
+    run.read_curve(run.metric)
+    run.read_training_curve("training_loss")
+    return run
+
+
+_DAMAGE = ["", "{", "[]", '{"step": {}, "metrics": 1, "packages": [], "trainer": "", "ended": 0}\n']
+
+
+@pytest.mark.parametrize("text", [*_DAMAGE, "\xff\x00"])
+def test_damaged_files_are_named_and_never_raise(tmp_path: Path, text: str) -> None:
+    names = ("manifest.json", "final.json", "heartbeat.json", "params.yaml", "metrics.jsonl")
+    for name in names:
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    write_ledger(tmp_path, evaluation(10, loss=0.5), text)
+
+    run = _read_all(tmp_path)
+
+    assert run.evaluations == {"loss": [Point(10, 0.5)]}
+    assert bool(text) == ("evals/validation.jsonl is damaged" in run.damage)
+    is_object = text in _DAMAGE[3:]
+    assert ("manifest.json is damaged" in run.damage) != is_object
+    assert ("params.yaml is damaged" in run.damage) != (is_object or text == "{}")
+
+
+def test_a_run_that_is_cut_anywhere_is_read(tmp_path: Path) -> None:
+    write_params(tmp_path, train_steps=60, best_checkpoint_eval_metric="loss")
+    write_process(tmp_path / "manifest.json", experiment="rings", packages={"numpy": "2"})
+    write_process(tmp_path / "final.json", step=60, stopped="enough")
+    _write_heartbeat(tmp_path, ended="failed")
+    write_ledger(tmp_path, evaluation(10, loss=0.5), evaluation(20, loss=0.4))
+    _write_reports(tmp_path, {"step": 60, "metrics": {"training_loss": 1.0}})
+
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        for length in range(0, len(content), 7):
+            path.write_bytes(content[:length])
+            _read_all(tmp_path)
+        path.write_bytes(content)
+
+    assert _read_all(tmp_path).damage == []
+
+
+def test_steps_that_no_run_can_have_are_left_out(tmp_path: Path) -> None:
+    write_params(tmp_path)
+    write_process(tmp_path / "final.json", step=10**400)
+    write_process(tmp_path / "manifest.json", train_steps=-1)
+    write_ledger(tmp_path, evaluation(10**400, loss=0.5), evaluation(10, loss=0.25))
+
+    run = read_run(tmp_path)
+
+    assert (run.step, run.total_steps) == (None, None)
+    assert run.evaluations == {"loss": [Point(10, 0.25)]}
+
+
+def test_folders_and_pipes_in_the_place_of_files_do_not_block(tmp_path: Path) -> None:
+    for name in (
+        "params.yaml",
+        "manifest.json",
+        "heartbeat.json",
+        "metrics.jsonl",
+        "evals/a.jsonl",
+    ):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+        path = tmp_path / "pipes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+
+    assert len(_read_all(tmp_path / "folders").damage) >= 3
+    assert len(_read_all(tmp_path / "pipes").damage) >= 3
+
+
+def test_runs_are_found_at_any_depth_but_not_within_runs(tmp_path: Path) -> None:
+    for name in ("b/run", "a", "a/finetune-5", ".trash/old"):
+        write_params(tmp_path / name)
+    assert list(find_runs(tmp_path)) == [tmp_path / "a", tmp_path / "b" / "run"]
+    assert list(find_runs(tmp_path / "a")) == [tmp_path / "a"]
+
+
+def test_a_section_differs_from_null() -> None:
+    assert flatten_config({"a": {"b": 1, "c": {}}}) == {"a": "(set)", "a.b": 1, "a.c": {}}
+    assert flatten_config({"a": None}) == {"a": None}

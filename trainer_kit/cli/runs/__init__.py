@@ -1,0 +1,1 @@
+"""Verbs that show many runs side by side."""

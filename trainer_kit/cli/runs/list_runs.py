@@ -1,0 +1,113 @@
+"""Lists the runs in a folder: state, step, best value, speed, and the last sign of life."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+
+from trainer_kit.cli.view.run_status import list_folders, require_folder
+from trainer_kit.cli.view.tables import Table, format_metric, print_tables
+from trainer_kit.errors import ExitCode
+from trainer_kit.evals.run_summary import (
+    RunSummary,
+    find_best,
+    find_runs,
+    is_run_folder,
+    read_run,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument for the folder."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a row for each run.
+
+    Raises:
+      UsageError: when the folder is missing or remote.
+    """
+    table = build_runs_table(arguments.folder)
+    print_tables([table], sys.stdout)
+    return ExitCode.DONE
+
+
+def read_runs(folders: Sequence[str]) -> dict[str, RunSummary]:
+    """Returns the runs in folders, and the folders in them that contain no run, by name.
+
+    Raises:
+      UsageError: when there is no such folder, or it is a remote one.
+    """
+    runs = {}
+    for text in folders:
+        folder = require_folder("FOLDER", text)
+        paths = [folder] if is_run_folder(folder) else []
+        if not paths:
+            for child in list_folders(folder):
+                child_runs = list(find_runs(child))
+                paths += child_runs or [child]
+
+        for path in paths:
+            name = str(path)
+            # One of several folders stays a part of the name.
+            if len(folders) == 1 and path != folder:
+                name = str(path.relative_to(folder))
+            runs[name] = read_run(path)
+    return runs
+
+
+def build_runs_table(folder: str) -> Table:
+    """Returns a table with a row for each run in a folder.
+
+    Raises:
+      UsageError: when there is no such folder, or it is a remote one.
+    """
+    rows: list[list[str]] = []
+    runs = read_runs([folder])
+    for name, summary in runs.items():
+        step = "" if summary.step is None else str(summary.step)
+        if summary.total_steps:
+            step = f"{step or 0}/{summary.total_steps}"
+        curve = summary.read_curve(summary.metric)
+        best = find_best(curve, summary.comparison)
+        best_text = ""
+        if best is not None:
+            value = format_metric(best.value)
+            best_text = f"{summary.metric} {value}"
+        update_time = ""
+        if summary.updated is not None:
+            local_time = summary.updated.astimezone()
+            update_time = local_time.strftime("%Y-%m-%d %H:%M")
+        state = format_state(summary)
+        rate = format_metric(summary.steps_per_second)
+        rows.append([name, state, step, best_text, rate, update_time])
+
+    if not rows:
+        return Table(f"{folder} holds no run yet", (), ())
+    return Table(
+        f"runs in {folder}",
+        ("run", "state", "step", "best", "steps/s", "last sign of life"),
+        rows,
+        left_aligned=frozenset({"run", "state", "best"}),
+        notes=list_remarks(runs),
+    )
+
+
+def format_state(summary: RunSummary) -> str:
+    """Returns the state of a run, and whether some of its files are damaged."""
+    return f"{summary.state}, damaged" if summary.damage else summary.state
+
+
+def list_remarks(runs: Mapping[str, RunSummary]) -> list[str]:
+    """Returns a line for each run with damaged files or something unusual."""
+    lines = []
+    for name, summary in runs.items():
+        remarks = [*summary.damage, *summary.remarks]
+        if remarks:
+            text = "; ".join(remarks)
+            lines.append(f"{name}: {text}")
+    return lines

@@ -1,0 +1,49 @@
+"""Saves the pictures that a flag asks for. matplotlib is imported only here and when drawing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+from trainer_kit.errors import UsageError, suggest_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def check_picture(flag: str, path: str) -> None:
+    """Checks that matplotlib is installed and can write a picture to `path`.
+
+    Raises:
+      UsageError: when it is not, the file type is unknown, or the folder does not exist.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            f"{flag} needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out"
+        )
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    file_types = FigureCanvasBase.get_supported_filetypes()
+    _, ending = os.path.splitext(path)
+    suffix = ending.lower()
+    if suffix and suffix[1:] not in file_types:
+        suffixes = [f".{name}" for name in file_types]
+        formats = suggest_names(suffix, suffixes)
+        raise UsageError(f"{flag}={path}: matplotlib writes no file {suffix}; {formats}")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"{flag}={path}: there is no folder {folder}; create it")
+
+
+def save_picture(figure: Figure, flag: str, path: str) -> None:
+    """Saves a figure, and prints where it is.
+
+    Raises:
+      UsageError: when the file cannot be written.
+    """
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag}={path}: the picture cannot be saved: {error}") from error
+    print(f"the picture is in {path}")

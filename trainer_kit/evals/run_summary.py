@@ -1,0 +1,371 @@
+"""Reads what the files of a run tell about it, for tables of many runs.
+
+It reads local files only, without TensorFlow, and writes nothing. A file that is missing, damaged
+or from another program is named in the summary and is never an error.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from trainer_kit import __version__, files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.config.sources.layer import join_keys
+from trainer_kit.errors import ConfigError, StorageError
+from trainer_kit.evals.best.criterion import guess_comparison
+from trainer_kit.evals.ledger import active_records, read_records
+from trainer_kit.process.run_lock import (
+    HEARTBEAT,
+    LOCK,
+    Heartbeat,
+    is_process_alive,
+    read_heartbeat,
+)
+from trainer_kit.telemetry.metrics_jsonl import read_active_history, read_last_report
+from trainer_kit.telemetry.scalars import LOSS, flatten_scalars
+
+# The ledger of the training run. The others are those of sidecars and of mode eval.
+VALIDATION = "validation.jsonl"
+
+# The states of a folder that is not the folder of a run.
+EMPTY = "empty"
+NOT_A_RUN = "not a run"
+# The states of a run that has ended as it should.
+FINISHED = "finished"
+STOPPED_EARLY = "stopped early"
+
+_RUN_FILES = (
+    "params.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "final.json",
+    "attempts.jsonl",
+    HEARTBEAT,
+    LOCK,
+)
+# What the phase of a living process is called. All other phases are called "running".
+_PHASE_STATES = {"start": "starting", "wait": "waiting"}
+# The time of four beats.
+_SILENT_SECONDS = 20.0
+# Larger steps come from damaged files.
+_MAX_STEP = 2**53
+# How a config shows a section, where another config has a plain value.
+_SECTION = "(set)"
+
+
+class Point(NamedTuple):
+    """The value of a metric at a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What the files of a run tell about it.
+
+    Attributes:
+      folder: The folder.
+      state: `starting`, `running`, `waiting`, `silent`, `killed`, `stopped`, `failed`, `diverged`,
+        `stopped early`, `finished`, `unknown`, or for a folder without a run `empty` or `not a
+        run`.
+      damage: Which files cannot be read, as short sentences.
+      remarks: What else is unusual, such as why the run ended early, as short sentences.
+      config: The name of the experiment and the values of params.yaml by dotted path.
+      step: The last step that any file tells.
+      total_steps: The last step of the run. None if it is not known.
+      metric: The metric that decides what is best. "" if the run has none.
+      comparison: "higher" or "lower": which value of `metric` is better.
+      evaluations: The evaluations that count, as the curve of each metric by name.
+      training: The metrics of the last report of training.
+      steps_per_second, examples_per_second: The rates of that report.
+      updated: When its process last gave a sign of life.
+    """
+
+    folder: Path
+    state: str
+    damage: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    total_steps: int | None = None
+    metric: str = ""
+    comparison: str = "higher"
+    evaluations: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    training: Mapping[str, float] = field(default_factory=dict)
+    steps_per_second: float | None = None
+    examples_per_second: float | None = None
+    updated: datetime | None = None
+
+    def read_curve(self, metric: str) -> Sequence[Point]:
+        """Returns the values of a metric in evaluations, or of the loss in training."""
+        if metric == LOSS:
+            return self.read_training_curve(metric)
+        return self.evaluations.get(metric, ())
+
+    def read_training_curve(self, metric: str) -> list[Point]:
+        """Returns the values of a metric in the reports of training, [] if there are none."""
+        points: list[Point] = []
+        # The whole history is read only where the last report shows that it has the metric.
+        if metric not in self.training:
+            return points
+        for report in read_active_history(self.folder / "metrics.jsonl"):
+            metrics = report["metrics"]
+            step = report["step"]
+            if report["kind"] == "train" and metric in metrics and _is_step(step):
+                point = Point(step, metrics[metric])
+                points.append(point)
+        return points
+
+
+def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
+    """Returns the first of the best finite values of a curve, None if there is none."""
+    is_better = operator.gt if comparison == "higher" else operator.lt
+    best: Point | None = None
+    for point in curve:
+        if not math.isfinite(point.value):
+            continue
+        if best is None or is_better(point.value, best.value):
+            best = point
+    return best
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether the folder has any of the files that a run writes."""
+    for name in _RUN_FILES:
+        path = folder / name
+        if path.exists():
+            return True
+    ledgers = folder.glob("evals/*.jsonl")
+    checkpoints = complete_checkpoints(os.fspath(folder))
+    return any(ledgers) or bool(checkpoints)
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yields the folders of the runs in `folder`, in the order of their names.
+
+    `folder` may be the folder of a run itself. Hidden folders are left out.
+    """
+    for name, inner_names, _ in os.walk(folder):
+        path = Path(name)
+        visible_names = [inner for inner in inner_names if not inner.startswith(".")]
+        inner_names[:] = sorted(visible_names)
+        if is_run_folder(path):
+            # What is in a run belongs to it.
+            inner_names.clear()
+            yield path
+
+
+def read_run(folder: Path) -> RunSummary:
+    """Returns what the files in `folder` tell, also if it is not the folder of a run."""
+    damage: list[str] = []
+    try:
+        is_empty = not os.listdir(folder)
+    except OSError as error:
+        damage.append(f"the folder cannot be read: {error.strerror or error}")
+        return RunSummary(folder=folder, state="unknown", damage=damage)
+    if not is_run_folder(folder):
+        state = EMPTY if is_empty else NOT_A_RUN
+        return RunSummary(folder=folder, state=state)
+
+    params = _read_record(folder, "params.yaml", damage)
+    manifest = _read_record(folder, "manifest.json", damage)
+    final = _read_record(folder, "final.json", damage)
+    beat = _read_record(folder, HEARTBEAT, damage)
+    heartbeat = read_heartbeat(folder) if beat else None
+    state = _find_state(folder, heartbeat, final)
+    evaluations = _read_evaluations(folder / "evals", damage)
+    report: dict[str, Any] = {}
+    try:
+        report = read_last_report(folder / "metrics.jsonl", "train") or {}
+    except StorageError as error:
+        damage.append(str(error))
+
+    remarks = []
+    packages = _get_section(manifest, "packages")
+    version = packages.get("trainer_kit", __version__)
+    if version != __version__:
+        remarks.append(f"written by trainer_kit {version}")
+    if not params and not damage and state != "starting":
+        remarks.append("it has no config (params.yaml)")
+    if "stopped" in final:
+        remarks.append(str(final["stopped"]))
+
+    config = flatten_config(params)
+    if "experiment" in manifest:
+        config = {"experiment": manifest["experiment"], **config}
+    trainer = _get_section(params, "trainer")
+    training = report.get("metrics", {})
+    metric, comparison = _choose_metric(trainer, evaluations, training)
+    # The manifest has the steps that a number of epochs has become.
+    total_steps = manifest.get("train_steps")
+    # A heartbeat may be older than the last report.
+    steps = [final.get("step"), report.get("step")]
+    updated = None
+    if heartbeat is not None:
+        steps.append(heartbeat["step"])
+        updated = _parse_time(heartbeat["beat"])
+    known_steps = [step for step in steps if _is_step(step)]
+    return RunSummary(
+        folder=folder,
+        state=state,
+        damage=damage,
+        remarks=remarks,
+        config=config,
+        step=max(known_steps, default=None),
+        total_steps=total_steps if _is_step(total_steps) else None,
+        metric=metric,
+        comparison=comparison,
+        evaluations=evaluations,
+        training=training,
+        steps_per_second=report.get("steps_per_second"),
+        examples_per_second=report.get("examples_per_second"),
+        updated=updated,
+    )
+
+
+def read_params(path: Path) -> dict[str, Any] | None:
+    """Returns the sections in a params.yaml, None if it is missing or damaged."""
+    # A FIFO would block the reader.
+    if not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml_loader.parse(text, path.name, is_trusted=True).values
+    except (OSError, ValueError, ConfigError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the values of nested sections by dotted path.
+
+    A section itself also has an entry, so that it differs from a plain value in its place.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner_path = join_keys(path, name)
+        if isinstance(value, dict) and value:
+            flat[inner_path] = _SECTION
+            inner_values = flatten_config(value, inner_path)
+            flat.update(inner_values)
+        else:
+            flat[inner_path] = value
+    return flat
+
+
+def _read_record(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
+    path = folder / name
+    record = read_params(path) if path.suffix == ".yaml" else files.read_json(path)
+    if record is None and path.exists():
+        damage.append(f"{name} is damaged")
+    return record or {}
+
+
+def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]:
+    """Returns the curves of the first ledger with evaluations: the training run's if it has any."""
+    curves: dict[str, list[Point]] = {}
+    paths = sorted(folder.glob("*.jsonl"))
+    paths.sort(key=lambda path: path.name != VALIDATION)
+    for path in paths:
+        # A FIFO would block the reader.
+        if not path.is_file():
+            damage.append(f"evals/{path.name} is not a file")
+            continue
+        try:
+            records = read_records(path)
+            lines = path.read_bytes().splitlines()
+        except (OSError, StorageError) as error:
+            damage.append(str(error))
+            continue
+        if len(lines) != len(records):
+            damage.append(f"evals/{path.name} is damaged")
+
+        for record in active_records(records):
+            step = record["step"]
+            if not _is_step(step):
+                continue
+            metrics = flatten_scalars(record["metrics"], "|")
+            for name, value in metrics.items():
+                point = Point(step, value)
+                curve = curves.setdefault(name, [])
+                curve.append(point)
+        if curves:
+            break
+    return curves
+
+
+def _choose_metric(
+    trainer: Mapping[str, Any], evaluations: Mapping[str, object], training: Mapping[str, float]
+) -> tuple[str, str]:
+    """Returns the metric that decides what is best in the run, and which value is better."""
+    metric = trainer.get("best_checkpoint_eval_metric")
+    comparison = trainer.get("best_checkpoint_metric_comp")
+    if isinstance(metric, str) and metric:
+        if comparison != "lower":
+            comparison = "higher"
+        return metric, comparison
+    # A run that keeps no best is measured by its loss.
+    for name in ("validation_loss", LOSS):
+        if name in evaluations or name in training:
+            return name, "lower"
+    for name in evaluations:
+        guess = guess_comparison(name)
+        if guess is not None:
+            return name, guess
+    return "", "higher"
+
+
+def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, Any]) -> str:
+    ending = STOPPED_EARLY if "stopped" in final else FINISHED
+    if heartbeat is None:
+        return ending if final else "unknown"
+    if heartbeat["ended"] == "failed":
+        start = _parse_time(heartbeat["started"])
+        start_seconds = start.timestamp() if start else 0.0
+        for path in folder.glob("diverged/step-*.json"):
+            # The report of an earlier process may remain.
+            status = path.stat()
+            if status.st_mtime >= start_seconds:
+                return "diverged"
+        return "failed"
+    if heartbeat["ended"] == "stopped":
+        return "stopped"
+    if heartbeat["ended"]:
+        return ending
+
+    # The process table of another machine cannot be read.
+    is_here = heartbeat["host"] == socket.gethostname()
+    if is_here and not is_process_alive(heartbeat["pid"]):
+        return "killed"
+    # The file system's clock counts, since that of another machine may differ.
+    beat_seconds = os.path.getmtime(folder / HEARTBEAT)
+    silent_seconds = time.time() - beat_seconds
+    phase_state = _PHASE_STATES.get(heartbeat["phase"], "running")
+    return phase_state if silent_seconds < _SILENT_SECONDS else "silent"
+
+
+def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _is_step(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < _MAX_STEP
+
+
+def _parse_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
