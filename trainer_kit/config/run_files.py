@@ -34,4 +34,5 @@ RESERVED_NAMES = (
     "archived",
     "attempts.jsonl",
     "workers",
+    "trackers",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer_kit.process.run_directory import RunDirectory
@@ -41,6 +42,7 @@ class ReportWriters:
         trains: bool = True,
         save_summary: bool = True,
         console: Writer | None = None,
+        trackers: Sequence[Writer] = (),
         summary_managers: tuple[SummaryManagerLike | None, SummaryManagerLike | None] = (
             None,
             None,
@@ -54,6 +56,7 @@ class ReportWriters:
           trains: Whether the run trains and so has a history.
           save_summary: Whether TensorBoard summaries are written.
           console: The writer that shows progress. None shows none.
+          trackers: Writers that follow the history. They are called after its writer.
           summary_managers: The managers for training and validation summaries. None for
             trainer_kit's own.
         """
@@ -69,7 +72,7 @@ class ReportWriters:
         writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries)]
         history = JsonLinesWriter(directory.metrics_path) if is_chief and trains else None
         if history is not None:
-            writers.append(history)
+            writers += [history, *trackers]
         if console is not None:
             writers.append(console)
         return cls(BackgroundWriter(writers), train_summaries, eval_summaries, history)
