@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypedDict
 
@@ -122,6 +123,7 @@ def fit(
             " instead"
         )
     check_arguments(fit, x, epochs, options)
+    _warn_of_autologging()
 
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split(
@@ -320,6 +322,21 @@ def run_fit(
         **options,
     )
     return fit_callbacks.finish(model, model_dir)
+
+
+def _warn_of_autologging() -> None:
+    """Warns when the user expects logs of MLflow, which replaces only Keras's own Model.fit."""
+    # The module exists if the user has imported it.
+    autologging = sys.modules.get("mlflow.utils.autologging_utils")
+    if autologging is None:
+        return
+    for library in ("tensorflow", "keras"):
+        if not autologging.autologging_is_disabled(library):
+            _LOG.warning(
+                "mlflow.%s.autolog() logs only Model.fit, and nothing of this run; give fit"
+                " callbacks=[trainer_kit.callbacks.trackers.MLflowTracker()]",
+                library,
+            )
 
 
 class BestFields(TypedDict, total=False):
