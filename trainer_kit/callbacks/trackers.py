@@ -158,8 +158,7 @@ class Tracker(Callback):
 
     def _follow_reports(self) -> None:
         """Copies new lines of metrics.jsonl until the end of the run, in the thread."""
-        is_last_pass = False
-        while not is_last_pass:
+        while True:
             self._has_news.clear()
             is_last_pass = self._is_closing.is_set()
             wait_seconds = _BATCHING_SECONDS
@@ -167,13 +166,14 @@ class Tracker(Callback):
                 self._copy_new_reports()
                 if is_last_pass:
                     self.finish(self._status)
-                    return
             # Libraries may even raise SystemExit.
             except BaseException as error:
                 wait_seconds = _RETRY_SECONDS
                 if not self._has_warned:
                     _LOG.warning("%s failed; the run tries it again later: %r", self.name, error)
                 self._has_warned = True
+            if is_last_pass:
+                return
             self._is_closing.wait(wait_seconds)
             self._has_news.wait()
 
