@@ -13,7 +13,13 @@ import pytest
 from trainer_kit.callbacks import trackers
 from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.configured_callbacks import create_callbacks
-from trainer_kit.callbacks.trackers import MLflowTracker, TrackedRun, Tracker, WandbTracker
+from trainer_kit.callbacks.trackers import (
+    MLflowTracker,
+    TrackedRun,
+    Tracker,
+    TrackioTracker,
+    WandbTracker,
+)
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import DivergedError, PreemptedError, UsageError
@@ -326,3 +332,95 @@ def test_a_tracker_is_made_from_the_config(monkeypatch: pytest.MonkeyPatch) -> N
     assert trackio.name == "trackio"
     with pytest.raises(UsageError, match="there is no argument 'projct'"):
         create_callbacks([CallbackConfig(name="wandb", args={"projct": "a"})])
+
+
+def _train_kill_and_rewind(files: RunFiles, create: Callable[[], Tracker]) -> None:
+    """Copies 5, 10, 15 and, after a kill at 15, 15 and 20, then goes back to 10 and copies 12."""
+    killed = create()
+    files.begin(killed)
+    files.report(killed, 5, 10, 15)
+    killed.close()
+    files.history.resume(10)
+    resumed = create()
+    files.begin(resumed)
+    files.report(resumed, 15, 20)
+    resumed.run_finished(files.run, {})
+    resumed.close()
+    files.rewind(10)
+    rewound = create()
+    files.begin(rewound)
+    files.report(rewound, 12)
+    rewound.close()
+
+
+def test_mlflow_has_the_curve_and_its_child(files: RunFiles) -> None:
+    pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{files.folder}/mlflow.db"
+    _train_kill_and_rewind(files, lambda: MLflowTracker(uri=uri))
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("group_tiny")
+    rewound, first = client.search_runs([experiment.experiment_id])
+    curves = []
+    for mlflow_run in (first, rewound):
+        history = client.get_metric_history(mlflow_run.info.run_id, "train/loss")
+        curves.append([(metric.step, metric.value) for metric in history])
+    assert curves[0] == [(5, 1 / 5), (10, 1 / 10), (15, 1 / 15), (20, 1 / 20)]
+    assert curves[1] == [(5, 1 / 5), (10, 1 / 10), (12, 1 / 12)]
+    assert first.info.status == "FINISHED"
+    assert rewound.info.status == "KILLED"
+    assert first.data.params["trainer.train_steps"] == "50"
+    assert rewound.data.tags["trainer_kit.parent"] == first.data.tags["trainer_kit.run"]
+
+
+def test_trackio_has_the_curve_and_its_child(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Trackio reads it when it is imported.
+    monkeypatch.setenv("TRACKIO_DIR", str(files.folder / "trackio"))
+    trackio = pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    _train_kill_and_rewind(files, TrackioTracker)
+
+    first, rewound = trackio.Api().runs("group_tiny")
+    curves = []
+    for trackio_run in (first, rewound):
+        logs = SQLiteStorage.get_logs("group_tiny", trackio_run.name)
+        curves.append([log["step"] for log in logs])
+    assert curves == [[5, 10, 15, 20], [5, 10, 12]]
+    assert first.config["trainer.train_steps"] == 50
+    assert rewound.config["parent"] == "0123456789ab-0"
+
+
+def test_wandb_gets_one_identity_and_rising_steps(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    init = wandb.init
+    handed_over: dict[str, list[int]] = {}
+    tags = []
+
+    def record_init(**options: Any) -> Any:
+        wandb_run = init(**options)
+        log = wandb_run.log
+        steps = handed_over.setdefault(options["id"], [])
+        tags.append(options["tags"])
+
+        def record_log(numbers: dict[str, float]) -> None:
+            steps.append(int(numbers["step"]))
+            log(numbers)
+
+        wandb_run.log = record_log
+        return wandb_run
+
+    monkeypatch.setattr(wandb, "init", record_init)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    _train_kill_and_rewind(files, lambda: WandbTracker(mode="offline"))
+
+    assert handed_over == {"0123456789ab-0": [5, 10, 15, 20], "0123456789ab-1": [5, 10, 12]}
+    assert tags == [[], [], ["parent:0123456789ab-0"]]
+    folders = list((files.folder / "trackers/wandb").glob("offline-run-*"))
+    assert len(folders) == 3
