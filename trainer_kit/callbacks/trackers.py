@@ -24,7 +24,7 @@ from trainer_kit.errors import PreemptedError, UsageError
 from trainer_kit.evals.ledger import read_records
 from trainer_kit.process.run_directory import read_manifest
 from trainer_kit.telemetry.metrics_jsonl import read_reports_from
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import CHANGE, Report
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,13 +32,10 @@ _LOG = logging.getLogger(__name__)
 _BATCHING_SECONDS = 1.0
 # The wait after a failure. The libraries repeat requests themselves.
 _RETRY_SECONDS = 300.0
-# The kinds of reports that are copied. At a step they come in this order.
-_KINDS = ("train", "validation")
 _RATES = ("steps_per_second", "examples_per_second")
 
-# What MLflow accepts in a request.
-_MAX_PARAMS = 100
-_MAX_METRICS = 1000
+# The parameters that MLflow accepts in a request. It would accept more metrics.
+_MLFLOW_BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Tracker(Callback):
         """Starts or continues the run in the tracker.
 
         Returns:
-          The last step that the tracker has of it, -1 for none. None if only the run knows.
+          The last step that the tracker has of it. None if only the run knows.
         """
         raise NotImplementedError
 
@@ -188,21 +185,19 @@ class Tracker(Callback):
         reports = []
         position = self._position
         for record in read_reports_from(self._directory / "metrics.jsonl", position[0]):
+            step = record["step"]
             kind = record["kind"]
-            if kind not in _KINDS:
-                continue
-            record_position = [record["step"], _KINDS.index(kind)]
-            if record_position <= position:
+            # At a step the training comes before the evaluation, also in the alphabet.
+            if kind == CHANGE or [step, kind] <= position:
                 continue
 
-            position = record_position
-            numbers = {}
-            for name, number in record["metrics"].items():
-                numbers[f"{kind}/{name}"] = number
+            position = [step, kind]
+            numbers = record["metrics"]
             for rate in _RATES:
-                if record.get(rate) is not None:
-                    numbers[f"{kind}/{rate}"] = record[rate]
-            reports.append((record["step"], numbers))
+                if record.get(rate):
+                    numbers[rate] = record[rate]
+            named_numbers = {f"{kind}/{name}": number for name, number in numbers.items()}
+            reports.append((step, named_numbers))
 
         # If the run has gone back by now, the lines may be those of the next run of the tracker.
         if reports and not self._is_rewound.is_set():
@@ -221,9 +216,7 @@ class Tracker(Callback):
         experiment = manifest["experiment"] or "trainer_kit"
         run_id = manifest["run_id"][:12]
         tracked_id = f"{run_id}-{lineage}"
-        parent = ""
-        if lineage > 0:
-            parent = f"{run_id}-{lineage - 1}"
+        parent = f"{run_id}-{lineage - 1}" if lineage > 0 else ""
 
         params = (directory / "params.yaml").read_text(encoding="utf-8")
         config = pandas.json_normalize(parse_params(params).values)
@@ -241,13 +234,13 @@ class Tracker(Callback):
         last_step = self.start(tracked_run)
 
         self._tracked_id = tracked_id
-        position = [-1, 0]
+        position = [-1, ""]
         state = files.read_json(folder / f"{self.name}.json")
         if state is not None and state["run"] == tracked_id:
             position = state["position"]
         # A tracker may have lost what its process had not stored yet.
         if last_step is not None and last_step < position[0]:
-            position = [last_step, len(_KINDS)]
+            position = [last_step, "validation"]
         self._position = position
 
 
@@ -260,7 +253,6 @@ class WandbTracker(Tracker):
 
     Args:
       project: The project. "" for the name of the experiment.
-      entity: The user or team. None for W&B's own choice.
       mode: "online" or "offline". None for the environment variable WANDB_MODE, or "online".
 
     Raises:
@@ -269,7 +261,6 @@ class WandbTracker(Tracker):
 
     name = "wandb"
     project: str = ""
-    entity: str | None = None
     mode: Any = None
 
     def __post_init__(self) -> None:
@@ -282,7 +273,6 @@ class WandbTracker(Tracker):
         parents = [f"parent:{tracked_run.parent}"] if tracked_run.parent else []
         self._run = wandb.init(
             project=self.project or tracked_run.project,
-            entity=self.entity,
             mode=self.mode,
             id=tracked_run.id,
             name=tracked_run.name,
@@ -340,12 +330,8 @@ class MLflowTracker(Tracker):
 
         query = f"tags.`trainer_kit.run` = '{tracked_run.id}'"
         runs = client.search_runs([experiment_id], query)
-        is_new = not runs
-        if is_new:
-            tags = {
-                "trainer_kit.run": tracked_run.id,
-                "trainer_kit.parent": tracked_run.parent,
-            }
+        if not runs:
+            tags = {"trainer_kit.run": tracked_run.id, "trainer_kit.parent": tracked_run.parent}
             runs = [client.create_run(experiment_id, tags=tags, run_name=tracked_run.name)]
         (mlflow_run,) = runs
         self._client = client
@@ -355,9 +341,10 @@ class MLflowTracker(Tracker):
         # MLflow refuses to change them.
         if not mlflow_run.data.params:
             params = [Param(path, str(value)) for path, value in tracked_run.config.items()]
-            for first in range(0, len(params), _MAX_PARAMS):
-                client.log_batch(self._run_id, params=params[first : first + _MAX_PARAMS])
-        return -1 if is_new else None
+            for first in range(0, len(params), _MLFLOW_BATCH):
+                batch = params[first : first + _MLFLOW_BATCH]
+                client.log_batch(self._run_id, params=batch)
+        return None
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs the numbers of all reports in few requests."""
@@ -369,8 +356,9 @@ class MLflowTracker(Tracker):
             for name, number in numbers.items():
                 mlflow_name = re.sub(r"[^\w./ -]", "_", name)
                 metrics.append(Metric(mlflow_name, number, milliseconds, step))
-        for first in range(0, len(metrics), _MAX_METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[first : first + _MAX_METRICS])
+        for first in range(0, len(metrics), _MLFLOW_BATCH):
+            batch = metrics[first : first + _MLFLOW_BATCH]
+            self._client.log_batch(self._run_id, metrics=batch)
 
     def finish(self, status: str) -> None:
         """Sets the status FINISHED, FAILED, or KILLED."""
@@ -425,7 +413,4 @@ def _check_installed(package: str) -> None:
     spec = find_spec(package)
     # A folder of this name, such as that of W&B's files, has no origin.
     if spec is None or spec.origin is None:
-        raise UsageError(
-            f"the callback {package} needs the package {package}, which is not installed:"
-            " pip install 'trainer_kit[tracking]'"
-        )
+        raise UsageError(f"{package} is not installed; run pip install 'trainer_kit[tracking]'")

@@ -68,7 +68,7 @@ class FileTracker(Tracker):
         if run.step == kill_step:
             state_path = Path(run.directory, "trackers/file_tracker.json")
             # It has the training and the evaluation of step 30.
-            wait_until(lambda: (read_json(state_path) or {}).get("position") == [30, 1])
+            wait_until(lambda: (read_json(state_path) or {}).get("position") == [30, "validation"])
             os.kill(os.getpid(), signal.SIGKILL)
 
 

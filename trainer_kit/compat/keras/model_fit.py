@@ -123,7 +123,13 @@ def fit(
             " instead"
         )
     check_arguments(fit, x, epochs, options)
-    _warn_of_autologging()
+    # The module exists if the program has imported it.
+    autologging = sys.modules.get("mlflow.utils.autologging_utils")
+    if autologging is not None and not autologging.autologging_is_disabled("tensorflow"):
+        _LOG.warning(
+            "mlflow.tensorflow.autolog() logs Keras's own fit, and nothing of this run; give this"
+            " fit the callback trainer_kit.callbacks.trackers.MLflowTracker()"
+        )
 
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split(
@@ -322,21 +328,6 @@ def run_fit(
         **options,
     )
     return fit_callbacks.finish(model, model_dir)
-
-
-def _warn_of_autologging() -> None:
-    """Warns when the user expects logs of MLflow, which replaces only Keras's own Model.fit."""
-    # The module exists if the user has imported it.
-    autologging = sys.modules.get("mlflow.utils.autologging_utils")
-    if autologging is None:
-        return
-    for library in ("tensorflow", "keras"):
-        if not autologging.autologging_is_disabled(library):
-            _LOG.warning(
-                "mlflow.%s.autolog() logs only Model.fit, and nothing of this run; give fit"
-                " callbacks=[trainer_kit.callbacks.trackers.MLflowTracker()]",
-                library,
-            )
 
 
 class BestFields(TypedDict, total=False):
