@@ -21,7 +21,7 @@ from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.serialize import parse_params
 from trainer_kit.errors import PreemptedError, UsageError
-from trainer_kit.evals.ledger import read_records
+from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import read_manifest
 from trainer_kit.telemetry.metrics_jsonl import read_reports_from
 from trainer_kit.telemetry.report import CHANGE, Report
@@ -113,6 +113,8 @@ class Tracker(Callback):
         self._directory = Path(run.directory)
         # The identity of the started run. "" before the start.
         self._tracked_id = ""
+        # The step and kind of the last copied report.
+        self._position: list[Any] = []
         self._status = "stopped"
         self._has_warned = False
         self._has_news = threading.Event()
@@ -210,8 +212,8 @@ class Tracker(Callback):
         import pandas
 
         directory = self._directory
-        records = read_records(directory / "evals" / "validation.jsonl")
-        lineage = max((record["lineage"] for record in records), default=0)
+        ledger_path = directory / "evals" / "validation.jsonl"
+        lineage = Ledger(ledger_path, dataset="", config_hash="").lineage
         manifest = read_manifest(directory)
         experiment = manifest["experiment"] or "trainer_kit"
         run_id = manifest["run_id"][:12]
@@ -234,7 +236,7 @@ class Tracker(Callback):
         last_step = self.start(tracked_run)
 
         self._tracked_id = tracked_id
-        position = [-1, ""]
+        position: list[Any] = [-1, ""]
         state = files.read_json(folder / f"{self.name}.json")
         if state is not None and state["run"] == tracked_id:
             position = state["position"]
@@ -266,8 +268,8 @@ class WandbTracker(Tracker):
     def __post_init__(self) -> None:
         _check_installed("wandb")
 
-    def start(self, tracked_run: TrackedRun) -> int | None:
-        """Starts or continues the run with this identity. Returns None."""
+    def start(self, tracked_run: TrackedRun) -> None:
+        """Starts or continues the run with this identity."""
         import wandb
 
         parents = [f"parent:{tracked_run.parent}"] if tracked_run.parent else []
@@ -283,7 +285,6 @@ class WandbTracker(Tracker):
         )
         # W&B would drop reports of a step for which it has others.
         self._run.define_metric("*", step_metric="step")
-        return None
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs each report."""
@@ -317,7 +318,7 @@ class MLflowTracker(Tracker):
     def __post_init__(self) -> None:
         _check_installed("mlflow")
 
-    def start(self, tracked_run: TrackedRun) -> int | None:
+    def start(self, tracked_run: TrackedRun) -> None:
         """Starts the run, or continues the one whose tag names it."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -344,7 +345,6 @@ class MLflowTracker(Tracker):
             for first in range(0, len(params), _MLFLOW_BATCH):
                 batch = params[first : first + _MLFLOW_BATCH]
                 client.log_batch(self._run_id, params=batch)
-        return None
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs the numbers of all reports in few requests."""
