@@ -16,6 +16,7 @@ from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.callbacks.set_from_file import SetFromFile
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
+from trainer_kit.callbacks.trackers import MLflowTracker, TrackioTracker, WandbTracker
 from trainer_kit.callbacks.webhook import Webhook
 from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.registry import Registry
@@ -33,6 +34,9 @@ for _shipped in (
     SetFromFile,
     ReduceOnPlateau,
     Webhook,
+    WandbTracker,
+    MLflowTracker,
+    TrackioTracker,
 ):
     _callbacks.register(_shipped.name)(_shipped)
 

@@ -201,12 +201,13 @@ def _run(
 ) -> None:
     import tensorflow as tf
 
-    from trainer_kit.callbacks.check_progress import CheckProgress, limit_intervals
     from trainer_kit.callbacks.configured_callbacks import create_callbacks
+    from trainer_kit.callbacks.trackers import Tracker
     from trainer_kit.callbacks.webhook import Webhook
     from trainer_kit.checkpoints.state.strict_restore import restore
     from trainer_kit.run.runner import run_experiment
     from trainer_kit.telemetry.console import ConsoleWriter
+    from trainer_kit.testing.check_progress import CheckProgress, limit_intervals
 
     checks.begin("start: callbacks, initial weights and the files of the run")
     steps = short_config.trainer.steps_per_loop
@@ -214,7 +215,7 @@ def _run(
     configured_callbacks = [
         callback
         for callback in create_callbacks(config.trainer.callbacks)
-        if not isinstance(callback, Webhook)
+        if not isinstance(callback, (Webhook, Tracker))
     ]
     callbacks = [*limit_intervals(steps, configured_callbacks), progress]
     run_experiment(

@@ -35,4 +35,5 @@ RESERVED_NAMES = (
     "archived",
     "attempts.jsonl",
     "workers",
+    "trackers",
 )

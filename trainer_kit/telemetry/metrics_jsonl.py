@@ -223,6 +223,24 @@ def read_last_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] 
     return None
 
 
+def read_reports_from(path: str | os.PathLike[str], step: int) -> list[dict[str, Any]]:
+    """Returns the lines of `step` and of later steps in their order, with metrics as floats.
+
+    Reads the file from its end back to the step.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    records: list[dict[str, Any]] = []
+    with _map_file(path) as data:
+        for _, _, record in _iter_records_reversed(data):
+            if record["step"] < step:
+                break
+            records.append(_decode(record))
+    records.reverse()
+    return records
+
+
 def has_report(
     path: str | os.PathLike[str],
     kind: str,

@@ -54,6 +54,7 @@ def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> 
         "export/<step>/",
         "samples/",
         "history.json",
+        "trackers/",
     }
 
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.process.end_to_end.tracked_experiment import FileTracker
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiment_registry import register_experiment, register_task
@@ -267,14 +268,17 @@ def test_callbacks_are_called_after_a_few_steps(
     check: Check, fails: bool, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     _Noting.events.clear()
-    # A check calls no webhook.
+    # A check calls no webhook and no tracker, which would fail.
     webhook = "{name: webhook, args: {url: 'http://127.0.0.1:9'}}"
+    tracker = f"{{name: '{FileTracker.__module__}:FileTracker', args: {{path: /dev/null/log}}}}"
     noting = f"{{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}"
 
-    exit_code, out, err = check(f"--params_override=trainer: {{callbacks: [{webhook}, {noting}]}}")
+    callbacks = f"[{webhook}, {tracker}, {noting}]"
+    exit_code, out, err = check(f"--params_override=trainer: {{callbacks: {callbacks}}}")
 
     assert exit_code == code, err
     assert "webhook" not in caplog.text + err
+    assert "file_tracker failed" not in caplog.text + err
     if fails:
         assert out.splitlines()[-1].startswith("FAIL  train")
         assert "a bug in a callback" in err

@@ -1,0 +1,416 @@
+"""Trackers: copy the reports of a run to Weights & Biases, MLflow or Trackio, as callbacks.
+
+A tracker follows metrics.jsonl in a thread. That file has each report once, in the order of steps,
+also after a kill. So a tracker continues after the last report that it has copied, and what a
+failure has kept from it follows later.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.callbacks.callback import Callback, Run
+from trainer_kit.config.serialize import parse_params
+from trainer_kit.errors import PreemptedError, UsageError
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.process.run_directory import read_manifest
+from trainer_kit.telemetry.metrics_jsonl import read_reports_from
+from trainer_kit.telemetry.report import CHANGE, Report
+
+_LOG = logging.getLogger(__name__)
+
+# Reports that come within this time are copied together.
+_BATCHING_SECONDS = 1.0
+# The wait after a failure. The libraries repeat requests themselves.
+_RETRY_SECONDS = 300.0
+_RATES = ("steps_per_second", "examples_per_second")
+
+# The parameters that MLflow accepts in a request. It would accept more metrics.
+_MLFLOW_BATCH = 100
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as a tracker stores it.
+
+    A run that goes back to an earlier step, by a rollback or --from_step, continues as another run
+    of the tracker, since curves there can only grow.
+
+    Attributes:
+      id: The identity, which all starts of a run share until it goes back. It ends with the number
+        of times that the run has gone back.
+      name: The name of the run's folder.
+      parent: The identity from before the run went back. "" if it never did.
+      project: The name of the experiment.
+      config: The values of the config by path, such as trainer.train_steps.
+      folder: An existing folder for files of the tracker.
+    """
+
+    id: str
+    name: str
+    parent: str
+    project: str
+    config: dict[str, Any]
+    folder: str
+
+
+class Tracker(Callback):
+    """Copies the reports of a training run to another program.
+
+    Subclasses implement `start`, `log` and `finish`, which are called in a thread. An error in them
+    causes one warning. The tracker is tried again every five minutes, at the end of the run and at
+    its next start, and then gets what is missing. It never ends or delays the training. At its end
+    the run waits up to a minute for the tracker.
+
+    Runs on the host, on the chief, in modes that train.
+    """
+
+    name: str = "tracker"
+    required = False
+    # The longest time that the run waits at its end.
+    timeout_seconds = 60.0
+    _thread: threading.Thread | None = None
+
+    def start(self, tracked_run: TrackedRun) -> int | None:
+        """Starts or continues the run in the tracker.
+
+        Returns:
+          The last step that the tracker has of it. None if only the run knows.
+        """
+        raise NotImplementedError
+
+    def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
+        """Stores reports of training loops and evaluations in the tracker.
+
+        Args:
+          reports: (global step, numbers) in the order of steps. Numbers have names such as
+            train/training_loss and validation/accuracy. A step may occur twice, with an evaluation.
+        """
+        raise NotImplementedError
+
+    def finish(self, status: str) -> None:
+        """Ends the run in the tracker.
+
+        Args:
+          status: "finished", "failed", or "stopped" if the run continues later or as another.
+        """
+        raise NotImplementedError
+
+    def train_begin(self, run: Run) -> None:
+        """Begins to copy reports."""
+        # Training begins again if the run goes back in its last evaluation.
+        if self._thread is not None:
+            return
+        self._directory = Path(run.directory)
+        # The identity of the started run. "" before the start.
+        self._tracked_id = ""
+        # The step and kind of the last copied report.
+        self._position: list[Any] = []
+        self._status = "stopped"
+        self._has_warned = False
+        self._has_news = threading.Event()
+        self._is_rewound = threading.Event()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow_reports, name=self.name, daemon=True)
+        self._thread.start()
+
+    def rewound(self, run: Run, step: int) -> None:
+        """Continues as another run of the tracker, since files of the run have gone back."""
+        self._is_rewound.set()
+
+    def run_end(self, run: Run) -> None:
+        """Remembers whether an error ends the run."""
+        if isinstance(run.error, Exception) and not isinstance(run.error, PreemptedError):
+            self._status = "failed"
+
+    def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
+        """Remembers that the run has finished."""
+        self._status = "finished"
+
+    def write(self, report: Report) -> None:
+        """Wakes the thread, since metrics.jsonl has a new report."""
+        if self._thread is not None:
+            self._has_news.set()
+
+    def flush(self) -> None:
+        """Does nothing, since metrics.jsonl keeps what the tracker has not copied yet."""
+
+    def close(self) -> None:
+        """Copies the last reports, and ends the run in the tracker."""
+        if self._thread is None:
+            return
+        self._is_closing.set()
+        self._has_news.set()
+        self._thread.join(self.timeout_seconds)
+        if self._thread.is_alive():
+            _LOG.warning("%s is not ready yet; the next start copies what is missing", self.name)
+        self._thread = None
+
+    def _follow_reports(self) -> None:
+        """Copies new lines of metrics.jsonl until the end of the run, in the thread."""
+        while True:
+            self._has_news.clear()
+            is_last_pass = self._is_closing.is_set()
+            wait_seconds = _BATCHING_SECONDS
+            try:
+                self._copy_new_reports()
+                if is_last_pass:
+                    self.finish(self._status)
+            # Libraries may even raise SystemExit.
+            except BaseException as error:
+                wait_seconds = _RETRY_SECONDS
+                if not self._has_warned:
+                    _LOG.warning("%s failed; the run tries it again later: %r", self.name, error)
+                self._has_warned = True
+            if is_last_pass:
+                return
+            self._is_closing.wait(wait_seconds)
+            self._has_news.wait()
+
+    def _copy_new_reports(self) -> None:
+        if self._is_rewound.is_set() and self._tracked_id:
+            self._tracked_id = ""
+            self.finish("stopped")
+        if not self._tracked_id:
+            self._is_rewound.clear()
+            self._start_or_continue()
+
+        reports = []
+        position = self._position
+        for record in read_reports_from(self._directory / "metrics.jsonl", position[0]):
+            step = record["step"]
+            kind = record["kind"]
+            # At a step the training comes before the evaluation, also in the alphabet.
+            if kind == CHANGE or [step, kind] <= position:
+                continue
+
+            position = [step, kind]
+            numbers = record["metrics"]
+            for rate in _RATES:
+                if record.get(rate):
+                    numbers[rate] = record[rate]
+            named_numbers = {f"{kind}/{name}": number for name, number in numbers.items()}
+            reports.append((step, named_numbers))
+
+        # If the run has gone back by now, the lines may be those of the next run of the tracker.
+        if reports and not self._is_rewound.is_set():
+            self.log(reports)
+            self._position = position
+            state = {"run": self._tracked_id, "position": position}
+            files.write_json(self._directory / "trackers" / f"{self.name}.json", state)
+
+    def _start_or_continue(self) -> None:
+        import pandas
+
+        directory = self._directory
+        ledger_path = directory / "evals" / "validation.jsonl"
+        lineage = Ledger(ledger_path, dataset="", config_hash="").lineage
+        manifest = read_manifest(directory)
+        experiment = manifest["experiment"] or "trainer_kit"
+        run_id = manifest["run_id"][:12]
+        tracked_id = f"{run_id}-{lineage}"
+        parent = f"{run_id}-{lineage - 1}" if lineage > 0 else ""
+
+        params = (directory / "params.yaml").read_text(encoding="utf-8")
+        config = pandas.json_normalize(parse_params(params).values)
+        (values,) = config.to_dict("records")
+        folder = directory / "trackers"
+        folder.mkdir(exist_ok=True)
+        tracked_run = TrackedRun(
+            id=tracked_id,
+            name=directory.name,
+            parent=parent,
+            project=re.sub(r"[^\w.-]", "_", experiment),
+            config=values,
+            folder=str(folder),
+        )
+        last_step = self.start(tracked_run)
+
+        self._tracked_id = tracked_id
+        position: list[Any] = [-1, ""]
+        state = files.read_json(folder / f"{self.name}.json")
+        if state is not None and state["run"] == tracked_id:
+            position = state["position"]
+        # A tracker may have lost what its process had not stored yet.
+        if last_step is not None and last_step < position[0]:
+            position = [last_step, "validation"]
+        self._position = position
+
+
+@dataclass(eq=False)
+class WandbTracker(Tracker):
+    """Copies the reports of a run to Weights & Biases.
+
+    The axis of the curves is the metric `step`. In the mode "offline" W&B writes to the folder
+    `trackers/wandb` of the run, from which `wandb sync` uploads.
+
+    Args:
+      project: The project. "" for the name of the experiment.
+      mode: "online" or "offline". None for the environment variable WANDB_MODE, or "online".
+
+    Raises:
+      UsageError: when the package wandb is not installed.
+    """
+
+    name = "wandb"
+    project: str = ""
+    mode: Any = None
+
+    def __post_init__(self) -> None:
+        _check_installed("wandb")
+
+    def start(self, tracked_run: TrackedRun) -> None:
+        """Starts or continues the run with this identity."""
+        import wandb
+
+        parents = [f"parent:{tracked_run.parent}"] if tracked_run.parent else []
+        self._run = wandb.init(
+            project=self.project or tracked_run.project,
+            mode=self.mode,
+            id=tracked_run.id,
+            name=tracked_run.name,
+            tags=parents,
+            config=tracked_run.config,
+            dir=tracked_run.folder,
+            resume="allow",
+        )
+        # W&B would drop reports of a step for which it has others.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
+        """Logs each report."""
+        for step, numbers in reports:
+            self._run.log({**numbers, "step": step})
+
+    def finish(self, status: str) -> None:
+        """Waits until everything is uploaded, and ends the run."""
+        self._run.finish(exit_code=int(status == "failed"))
+
+
+@dataclass(eq=False)
+class MLflowTracker(Tracker):
+    """Copies the reports of a run to MLflow.
+
+    The tag trainer_kit.run of a run in MLflow is its identity, trainer_kit.parent is its parent.
+
+    Args:
+      uri: The address of the tracking server or the database, such as sqlite:///mlflow.db. None for
+        the environment variable MLFLOW_TRACKING_URI, or MLflow's default.
+      experiment: The experiment in MLflow. "" for the name of trainer_kit's experiment.
+
+    Raises:
+      UsageError: when the package mlflow is not installed.
+    """
+
+    name = "mlflow"
+    uri: str | None = None
+    experiment: str = ""
+
+    def __post_init__(self) -> None:
+        _check_installed("mlflow")
+
+    def start(self, tracked_run: TrackedRun) -> None:
+        """Starts the run, or continues the one whose tag names it."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        client = MlflowClient(self.uri)
+        name = self.experiment or tracked_run.project
+        if client.get_experiment_by_name(name) is None:
+            client.create_experiment(name)
+        experiment_id = client.get_experiment_by_name(name).experiment_id
+
+        query = f"tags.`trainer_kit.run` = '{tracked_run.id}'"
+        runs = client.search_runs([experiment_id], query)
+        if not runs:
+            tags = {"trainer_kit.run": tracked_run.id, "trainer_kit.parent": tracked_run.parent}
+            runs = [client.create_run(experiment_id, tags=tags, run_name=tracked_run.name)]
+        (mlflow_run,) = runs
+        self._client = client
+        self._run_id = mlflow_run.info.run_id
+        client.update_run(self._run_id, status="RUNNING")
+
+        # MLflow refuses to change them.
+        if not mlflow_run.data.params:
+            params = [Param(path, str(value)) for path, value in tracked_run.config.items()]
+            for first in range(0, len(params), _MLFLOW_BATCH):
+                batch = params[first : first + _MLFLOW_BATCH]
+                client.log_batch(self._run_id, params=batch)
+
+    def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
+        """Logs the numbers of all reports in few requests."""
+        from mlflow.entities import Metric
+
+        milliseconds = int(1000 * time.time())
+        metrics = []
+        for step, numbers in reports:
+            for name, number in numbers.items():
+                mlflow_name = re.sub(r"[^\w./ -]", "_", name)
+                metrics.append(Metric(mlflow_name, number, milliseconds, step))
+        for first in range(0, len(metrics), _MLFLOW_BATCH):
+            batch = metrics[first : first + _MLFLOW_BATCH]
+            self._client.log_batch(self._run_id, metrics=batch)
+
+    def finish(self, status: str) -> None:
+        """Sets the status FINISHED, FAILED, or KILLED."""
+        statuses = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+        self._client.set_terminated(self._run_id, statuses[status])
+
+
+@dataclass(eq=False)
+class TrackioTracker(Tracker):
+    """Copies the reports of a run to Trackio.
+
+    Trackio has no tags. The identity of a run is in its name, and `parent` is in its config.
+
+    Args:
+      project: The project. "" for the name of the experiment.
+
+    Raises:
+      UsageError: when the package trackio is not installed.
+    """
+
+    name = "trackio"
+    project: str = ""
+
+    def __post_init__(self) -> None:
+        _check_installed("trackio")
+
+    def start(self, tracked_run: TrackedRun) -> int | None:
+        """Starts or continues the run of this name. Returns the last step in a local database."""
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        project = self.project or tracked_run.project
+        name = f"{tracked_run.name} {tracked_run.id}"
+        config = {**tracked_run.config, "parent": tracked_run.parent}
+        # Trackio stores twice a second, so a killed process has lost its last reports.
+        last_step = SQLiteStorage.get_max_step_for_run(project, name)
+        self._run = trackio.init(project, name, config=config, resume="allow", embed=False)
+        return last_step
+
+    def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
+        """Logs each report."""
+        for step, numbers in reports:
+            self._run.log(numbers, step)
+
+    def finish(self, status: str) -> None:
+        """Waits until everything is stored, and ends the run."""
+        self._run.finish()
+
+
+def _check_installed(package: str) -> None:
+    """Raises UsageError unless the package is installed. It is not imported."""
+    spec = find_spec(package)
+    # A folder of this name, such as that of W&B's files, has no origin.
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{package} is not installed; run pip install 'trainer_kit[tracking]'")
