@@ -139,6 +139,18 @@ def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     return list(sections)
 
 
+def list_field_paths(config: Section) -> list[str]:
+    """Returns the dotted paths of all fields and aliases in the sections that are present."""
+    paths = []
+    for section_path, section_class, is_present in list_sections(config):
+        if not is_present:
+            continue
+        aliases = dict(section_class.aliases)
+        for name in [*get_fields(section_class), *aliases]:
+            paths.append(join_keys(section_path, name))
+    return paths
+
+
 def _get_union_members(annotation: object) -> list[Any]:
     """Returns the types that an annotation allows, without what is annotated about them."""
     origin = get_origin(annotation)
