@@ -63,6 +63,16 @@ def find_dict_value_class(annotation: object) -> type[Section] | None:
     return find_section_class(value_type)
 
 
+def get_plain_members(annotation: object) -> Any:
+    """Returns the types without sections in them that a field allows beside a section, or None."""
+    members = []
+    for member in _get_union_members(annotation):
+        finders = (find_section_class, find_dict_value_class, find_list_item_class)
+        if all(finder(member) is None for finder in finders):
+            members.append(member)
+    return Union[tuple(members)] if members else None  # noqa: UP007
+
+
 def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[Any]:
     """Returns the pydantic adapter that checks a value of one field as its config class does."""
     field = get_fields(config_class)[name]
