@@ -27,7 +27,7 @@ from typing import (
 )
 
 import pydantic.dataclasses
-from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
 from typing_extensions import Self, dataclass_transform
 
 from trainer_kit.config.allowed_values import format_value
@@ -42,6 +42,7 @@ from trainer_kit.config.schema.section import (
 )
 from trainer_kit.config.sources.layer import ConfigLayer, join_keys
 from trainer_kit.errors import Mistake
+from trainer_kit.files import expand_home
 
 ConfigT = TypeVar("ConfigT")
 
@@ -273,8 +274,13 @@ def _allow_several(annotation: object) -> Any:
 
 
 def _make_strict(annotation: Any) -> Any:
-    """Returns `annotation` with every int, float, bool and str inside it made strict."""
-    if annotation in (int, float, bool, str):
+    """Returns `annotation` with every int, float, bool and str inside it made strict.
+
+    A text that begins with ~/ is a path in the home of the user.
+    """
+    if annotation is str:
+        return Annotated[annotation, Strict(), AfterValidator(expand_home)]
+    if annotation in (int, float, bool):
         return Annotated[annotation, Strict()]
     origin = get_origin(annotation)
     args = get_args(annotation)

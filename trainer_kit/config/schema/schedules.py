@@ -380,7 +380,7 @@ class LrConfig(OpenOneOfConfig):
         rates = [settings_before.get(name) for name in cls.main_fields]
         base_rate = next((rate for rate in rates if rate is not None), None)
 
-        defaults = {name: base_rate for name in cls.main_fields}
+        defaults = dict.fromkeys(cls.main_fields, base_rate)
         defaults[_LENGTHS.get(value, "")] = _WHOLE_RUN
         present_settings = current.get(value) or {}
         settings = {}
