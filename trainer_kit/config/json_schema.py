@@ -12,10 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from trainer_kit.config.field_docs import (
-    read_class_summary,
-    read_field_docs,
-)
+from trainer_kit.config.field_docs import read_class_summary, read_field_docs
 from trainer_kit.config.fields import (
     create_field_adapter,
     find_dict_value_class,
@@ -27,10 +24,7 @@ from trainer_kit.config.fields import (
 )
 from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.section import (
-    Section,
-    to_plain_data,
-)
+from trainer_kit.config.schema.section import Section, to_plain_data
 
 Schema = dict[str, Any]
 
@@ -86,19 +80,14 @@ class _SchemaBuilder:
         # The short forms of a choice.
         branches = section_class.branches()
         alternatives: list[Schema] = [schema, {"enum": [*branches, None]}]
-        main_branch = branches.get(section_class.main_branch)
-        for name in section_class.main_fields:
-            if main_branch and name in get_fields(main_branch):
-                main_schema = _describe_value(main_branch, name)
-                alternatives.append(main_schema)
+        main_field = section_class.find_main_field(section_class.main_branch)
+        if main_field:
+            main_class = branches[section_class.main_branch]
+            main_schema = _describe_value(main_class, main_field)
+            alternatives.append(main_schema)
         return {"anyOf": alternatives}
 
-    def _describe_field(
-        self,
-        section_class: type[Section],
-        name: str,
-        value: object,
-    ) -> Schema:
+    def _describe_field(self, section_class: type[Section], name: str, value: object) -> Schema:
         """Returns the schema of a field, whose present value gives the class or the default."""
         annotation = get_fields(section_class)[name].annotation
         field_class = find_section_class(annotation)

@@ -211,17 +211,18 @@ class _Merger:
 
     def merge(self, section: _Draft, values: Mapping[Any, Any], path: str) -> None:
         """Merges values into a section, each checked against its field."""
+        # The name of a branch comes before the settings of the branch.
         aliases = dict(section.config_class.aliases)
-        for key in aliases:
-            if key in values:
-                self._merge_alias(section, key, values[key], path)
+        for alias, name in aliases.items():
+            if alias in values:
+                self._merge_alias(section, path, alias, name, values[alias])
 
         for key, value in values.items():
+            if key in aliases:
+                continue
             name = str(key)
             value_path = join_keys(path, key)
             fields = get_fields(section.config_class)
-            if name in aliases:
-                continue
             info = fields.get(name)
             if info is None:
                 known_paths = self._list_known_paths()
@@ -272,29 +273,18 @@ class _Merger:
             else:
                 self._set_leaf(section, name, value, value_path)
 
-    def _merge_alias(self, section: _Draft, alias: str, value: object, path: str) -> None:
-        """Merges the name of a branch that is given under the short name of a section.
-
-        Its values have the origin of the short name, and its mistakes the path.
-        """
-        aliases = dict(section.config_class.aliases)
-        name = aliases[alias]
-        alias_path = join_keys(path, alias)
-        field_path = join_keys(path, name)
+    def _merge_alias(
+        self, section: _Draft, path: str, alias: str, name: str, value: object
+    ) -> None:
+        """Merges the value of an alias into its field, as a value with the alias's origin."""
         layer = self.layer
-        first_mistakes = list(self.mistakes)
-
+        origin = layer.find_origin(join_keys(path, alias))
+        self.layer = ConfigLayer(origins={join_keys(path, name): origin})
         # Anything but a name is refused as a wrong name.
-        chosen = value if isinstance(value, str) else {"type": value}
-        origin = layer.find_origin(alias_path)
-        self.layer = ConfigLayer(origins={field_path: origin})
-        self.merge(section, {name: chosen}, path)
+        choice = value if isinstance(value, str) else {"type": value}
+        self.merge(section, {name: choice}, path)
         self.layer = layer
-
         self.has_short_forms = True
-        count = len(first_mistakes)
-        new_mistakes = [replace(mistake, path=alias_path) for mistake in self.mistakes[count:]]
-        self.mistakes = first_mistakes + new_mistakes
 
     def _merge_section(
         self, current: object, config_class: type[Section], value: object, path: str

@@ -190,12 +190,20 @@ class OneOfConfig(Config):
             return {"type": value}
 
         chosen = current.get("type") or cls.main_branch
-        branch = cls.branches().get(chosen)
-        fields = branch.get_field_infos() if branch else {}
-        for name in cls.main_fields:
-            if name in fields:
-                return {"type": chosen, chosen: {name: value}}
-        return value
+        main_field = cls.find_main_field(chosen)
+        if not main_field:
+            return value
+        return {"type": chosen, chosen: {main_field: value}}
+
+    @classmethod
+    def find_main_field(cls, branch: object) -> str:
+        """Returns the name of the main field of the branch called `branch`, or ""."""
+        for name, config_class in cls.branches().items():
+            if name == branch:
+                fields = config_class.get_field_infos()
+                main_fields = [field for field in cls.main_fields if field in fields]
+                return "".join(main_fields[:1])
+        return ""
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:

@@ -161,10 +161,11 @@ class DurationField:
         del schema, handler
         words = [word for word, (unit, _) in _WORDS.items() if unit in self.units]
         all_words = "|".join(words)
-        duration = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({all_words})\s*$"}
-        if self.ge is None:
-            return duration
-        return {"anyOf": [{"type": "integer", "minimum": self.ge}, duration]}
+        return {
+            "type": "string" if self.ge is None else ["integer", "string"],
+            "minimum": self.ge or 0,
+            "pattern": rf"^\s*\d+(\.\d+)?\s*({all_words})\s*$",
+        }
 
     @property
     def allowed_values(self) -> str:

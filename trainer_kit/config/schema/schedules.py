@@ -371,23 +371,20 @@ class LrConfig(OpenOneOfConfig):
         A schedule that is chosen by its name keeps the present base rate, and ends with the run.
         """
         section = super().expand_short_form(value, current)
-        branches = cls.branches()
-        if not isinstance(value, str) or value not in branches:
+        chosen_before = current.get("type")
+        is_new_name = isinstance(value, str) and value in cls.branches()
+        if not is_new_name or value == chosen_before:
             return section
 
-        chosen_before = current.get("type")
-        settings_before = current.get(chosen_before) or {}
-        rates = [settings_before.get(name) for name in cls.main_fields]
-        base_rate = next((rate for rate in rates if rate is not None), None)
-
-        defaults = dict.fromkeys(cls.main_fields, base_rate)
-        defaults[_LENGTHS.get(value, "")] = _WHOLE_RUN
-        present_settings = current.get(value) or {}
         settings = {}
-        for name in branches[value].get_field_infos():
-            default = defaults.get(name)
-            if default is not None and present_settings.get(name) is None:
-                settings[name] = default
+        if value in _LENGTHS:
+            length_field = _LENGTHS[value]
+            settings[length_field] = _WHOLE_RUN
+        settings_before = current.get(chosen_before) or {}
+        base_rate = settings_before.get(cls.find_main_field(chosen_before))
+        main_field = cls.find_main_field(value)
+        if main_field and base_rate is not None:
+            settings[main_field] = base_rate
         return {"type": value, value: settings}
 
     def rules(self) -> Iterator[tuple[str, str]]:

@@ -6,29 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer_kit.config.allowed_values import NO_SUCH_KEY
-from trainer_kit.config.fields import (
-    flatten_values,
-    get_fields,
-    list_field_paths,
-)
+from trainer_kit.config.fields import flatten_values, get_fields, list_field_paths
 from trainer_kit.config.merge import merge_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.config_files import OVERRIDE_FLAG
-from trainer_kit.config.sources.layer import (
-    ConfigLayer,
-    is_inside,
-)
-from trainer_kit.errors import (
-    Mistake,
-    find_similar_names,
-    suggest_names,
-)
+from trainer_kit.config.sources.layer import ConfigLayer, is_inside, unflatten_values
+from trainer_kit.errors import Mistake, find_similar_names, suggest_names
 
 
 def find_last_names(
-    layer: ConfigLayer,
-    config: ExperimentConfig,
-    previous_layers: Sequence[ConfigLayer],
+    layer: ConfigLayer, config: ExperimentConfig, previous_layers: Sequence[ConfigLayer]
 ) -> tuple[list[ConfigLayer], list[Mistake]]:
     """Puts whole paths in place of last names, such as trainer.train_steps for train_steps.
 
@@ -67,8 +54,11 @@ def find_last_names(
     mistakes = []
     for name in names:
         paths = _find_paths(name, current)
+        origin = layer.find_origin(name) or OVERRIDE_FLAG
         if len(paths) == 1:
-            new_layer = layer.select_value(name, paths[0])
+            path = paths[0]
+            values = unflatten_values({path: layer.values[name]})
+            new_layer = ConfigLayer(values, {path: origin})
             layers.append(new_layer)
             continue
 
@@ -79,7 +69,6 @@ def find_last_names(
             has_similar = find_similar_names(name, all_names)
             candidates = all_names if has_similar else list(sections)
             advice = suggest_names(name, candidates)
-        origin = layer.find_origin(name) or OVERRIDE_FLAG
         mistake = Mistake(name, problem, advice, origin)
         mistakes.append(mistake)
     return layers, mistakes

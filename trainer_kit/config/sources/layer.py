@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -32,16 +32,6 @@ class ConfigLayer:
         while path not in self.origins and "." in path:
             path = path.rpartition(".")[0]
         return self.origins.get(path, "")
-
-    def select_value(self, name: str, path: str) -> ConfigLayer:
-        """Returns a layer with the value of the key `name` alone, at the dotted `path`."""
-        origins = {}
-        for origin_path, origin in self.origins.items():
-            if is_inside(origin_path, name):
-                inner_path = origin_path.removeprefix(name)
-                origins[f"{path}{inner_path}"] = origin
-        values = unflatten_values({path: self.values[name]})
-        return replace(self, values=values, origins=origins)
 
 
 def join_keys(*parts: object) -> str:
