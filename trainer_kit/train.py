@@ -117,8 +117,8 @@ def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code. Prints errors in a few lines."""
-    arguments = sys.argv if argv is None else argv
-    argv = [expand_home(argument) for argument in arguments]
+    argv = sys.argv if argv is None else argv
+    argv = list(map(expand_home, argv))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     stderr = cast(TextIO, _CurrentStderr())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=stderr)

@@ -154,8 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
     # argparse itself takes the paths of `show` only before the flags.
-    given = sys.argv[1:] if argv is None else argv
-    texts = [expand_home(text) for text in given]
+    if argv is None:
+        argv = sys.argv[1:]
+    texts = list(map(expand_home, argv))
     arguments, rest = build_parser().parse_known_args(texts)
     if rest:
         has_flags = any(text.startswith("-") for text in rest)

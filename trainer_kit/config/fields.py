@@ -67,10 +67,12 @@ def get_plain_members(annotation: object) -> Any:
     """Returns the types without sections in them that a field allows beside a section, or None."""
     members = []
     for member in _get_union_members(annotation):
-        finders = (find_section_class, find_dict_value_class, find_list_item_class)
-        if all(finder(member) is None for finder in finders):
+        item_class = find_dict_value_class(member) or find_list_item_class(member)
+        if not item_class and not find_section_class(member):
             members.append(member)
-    return Union[tuple(members)] if members else None  # noqa: UP007
+    if not members:
+        return None
+    return Union[tuple(members)]  # noqa: UP007
 
 
 def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[Any]:
@@ -155,9 +157,11 @@ def list_field_paths(config: Section) -> list[str]:
     for section_path, section_class, is_present in list_sections(config):
         if not is_present:
             continue
-        aliases = dict(section_class.aliases)
-        for name in [*get_fields(section_class), *aliases]:
-            paths.append(join_keys(section_path, name))
+        names = list(get_fields(section_class))
+        names += dict(section_class.aliases)
+        for name in names:
+            path = join_keys(section_path, name)
+            paths.append(path)
     return paths
 
 

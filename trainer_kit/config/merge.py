@@ -213,9 +213,9 @@ class _Merger:
         """Merges values into a section, each checked against its field."""
         # The name of a branch comes before the settings of the branch.
         aliases = dict(section.config_class.aliases)
-        for alias, name in aliases.items():
+        for alias in aliases:
             if alias in values:
-                self._merge_alias(section, path, alias, name, values[alias])
+                self._merge_alias(section, path, alias, values[alias])
 
         for key, value in values.items():
             if key in aliases:
@@ -273,16 +273,19 @@ class _Merger:
             else:
                 self._set_leaf(section, name, value, value_path)
 
-    def _merge_alias(
-        self, section: _Draft, path: str, alias: str, name: str, value: object
-    ) -> None:
+    def _merge_alias(self, section: _Draft, path: str, alias: str, value: object) -> None:
         """Merges the value of an alias into its field, as a value with the alias's origin."""
-        layer = self.layer
-        origin = layer.find_origin(join_keys(path, alias))
-        self.layer = ConfigLayer(origins={join_keys(path, name): origin})
+        name = dict(section.config_class.aliases)[alias]
+        alias_path = join_keys(path, alias)
+        field_path = join_keys(path, name)
         # Anything but a name is refused as a wrong name.
-        choice = value if isinstance(value, str) else {"type": value}
-        self.merge(section, {name: choice}, path)
+        if not isinstance(value, str):
+            value = {"type": value}
+
+        layer = self.layer
+        origin = layer.find_origin(alias_path)
+        self.layer = ConfigLayer(origins={field_path: origin})
+        self.merge(section, {name: value}, path)
         self.layer = layer
         self.has_short_forms = True
 

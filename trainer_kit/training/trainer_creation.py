@@ -164,8 +164,7 @@ def choose_optimizer(config: ConfigT, task_type: type[TaskLike]) -> ConfigT:
     changes: dict[str, object] = {"optimizer": _DEFAULT_OPTIMIZER}
     if not section.learning_rate.type:
         changes["learning_rate"] = _DEFAULT_LEARNING_RATE
-    settings = ", ".join(f"{name}: {value}" for name, value in changes.items())
-    _LOG.info("no optimizer is chosen; the run takes trainer.optimizer_config: {%s}", settings)
+    _LOG.info("no optimizer is chosen; the run takes trainer.optimizer_config=%s", changes)
     return config.replace(trainer={"optimizer_config": changes})
 
 

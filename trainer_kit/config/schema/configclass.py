@@ -196,13 +196,15 @@ class OneOfConfig(Config):
         return {"type": chosen, chosen: {main_field: value}}
 
     @classmethod
-    def find_main_field(cls, branch: object) -> str:
+    def find_main_field(cls, branch: Any) -> str:
         """Returns the name of the main field of the branch called `branch`, or ""."""
-        for name, config_class in cls.branches().items():
-            if name == branch:
-                fields = config_class.get_field_infos()
-                main_fields = [field for field in cls.main_fields if field in fields]
-                return "".join(main_fields[:1])
+        branches = cls.branches()
+        if branch not in branches:
+            return ""
+        fields = branches[branch].get_field_infos()
+        for name in cls.main_fields:
+            if name in fields:
+                return name
         return ""
 
     @classmethod

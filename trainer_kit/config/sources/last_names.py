@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer_kit.config.allowed_values import NO_SUCH_KEY
-from trainer_kit.config.fields import flatten_values, get_fields, list_field_paths
+from trainer_kit.config.fields import get_fields, list_field_paths
 from trainer_kit.config.merge import merge_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.config_files import OVERRIDE_FLAG
@@ -33,16 +33,15 @@ def find_last_names(
     """
     sections = get_fields(type(config))
     names = []
-    whole_paths = {}
-    for key, value in layer.values.items():
-        is_name = str(key).isidentifier()
-        if is_name and key not in sections:
+    for key in layer.values:
+        if key.isidentifier() and key not in sections:
             names.append(key)
-        else:
-            whole_paths[key] = value
     if not names:
         return [layer], []
 
+    whole_paths = dict(layer.values)
+    for name in names:
+        del whole_paths[name]
     first_layer = replace(layer, values=whole_paths)
     layers = [first_layer]
     below = [*previous_layers, first_layer]
@@ -76,18 +75,16 @@ def find_last_names(
 
 def _find_paths(name: str, config: ExperimentConfig) -> list[str]:
     """Returns the paths that a last name may stand for."""
-    # A section stands for the fields of the same name in it, such as the base learning rate.
+    unused_section = "-"
+    if config.trainer.optimizers:
+        unused_section = "trainer.optimizer_config"
+
     paths: list[str] = []
     for path in list_field_paths(config):
-        is_named = f".{path}".endswith(f".{name}")
-        is_in_section = any(is_inside(path, section) for section in paths)
-        if is_named and not is_in_section:
+        last_name = path.rpartition(".")[2]
+        if last_name != name or is_inside(path, unused_section):
+            continue
+        # A section stands for the fields of the same name in it, such as the base learning rate.
+        if not any(is_inside(path, section) for section in paths):
             paths.append(path)
-
-    # With several optimizers, optimizer_config chooses none.
-    values = flatten_values(config)
-    chosen_paths = []
-    for path in paths:
-        if values.get(f"{path}.type", path) is not None:
-            chosen_paths.append(path)
-    return chosen_paths or paths
+    return paths
