@@ -189,11 +189,13 @@ class OneOfConfig(Config):
         if value is None or is_name:
             return {"type": value}
 
-        chosen = current.get("type") or cls.main_branch
-        main_field = cls.find_main_field(chosen)
+        chosen = current.get("type")
+        branch = chosen or cls.main_branch
+        main_field = cls.find_main_field(branch)
         if not main_field:
             return value
-        return {"type": chosen, chosen: {main_field: value}}
+        section = {branch: {main_field: value}}
+        return section if chosen else {"type": branch, **section}
 
     @classmethod
     def find_main_field(cls, branch: Any) -> str:

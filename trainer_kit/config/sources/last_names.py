@@ -34,7 +34,7 @@ def find_last_names(
     sections = get_fields(type(config))
     names = []
     for key in layer.values:
-        if key.isidentifier() and key not in sections:
+        if str(key).isidentifier() and key not in sections:
             names.append(key)
     if not names:
         return [layer], []
