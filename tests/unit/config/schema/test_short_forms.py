@@ -29,7 +29,7 @@ LONG = {
     },
     "warmup": {"type": "linear", "linear": {"warmup_steps": "5 %"}},
 }
-YAML = f"""\
+YAML = """\
 trainer:
   train_steps: 100
   optimizer_config:
@@ -211,7 +211,7 @@ def test_a_schedule_without_a_base_rate_is_refused(name: str) -> None:
 def test_python_refuses_a_wrong_short_form_with_its_path() -> None:
     with pytest.raises(ConfigError, match=r"^trainer.optimizer_config.learning_rate.type: 'cosin'"):
         _optimization(schedule="cosin")
-    with pytest.raises(ConfigError, match="OptimizationConfig.optimizer.type: 'adamww' is not"):
+    with pytest.raises(ConfigError, match=r"OptimizationConfig.optimizer.type: 'adamww' is not"):
         OptimizationConfig(optimizer="adamww", learning_rate=0.1)
 
 

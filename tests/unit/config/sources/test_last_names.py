@@ -23,7 +23,7 @@ def _one() -> ExperimentConfig:
 
 @register_experiment("last_names/several")
 def _several() -> ExperimentConfig:
-    optimizers = {name: SEVERAL for name in ("c", "a", "b", "e", "d", "f")}
+    optimizers = dict.fromkeys(("c", "a", "b", "e", "d", "f"), SEVERAL)
     return ExperimentConfig(trainer={"optimizers": optimizers})
 
 
