@@ -154,10 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
     # argparse itself takes the paths of `show` only before the flags.
-    if argv is None:
-        argv = sys.argv[1:]
-    texts = list(map(expand_home, argv))
-    arguments, rest = build_parser().parse_known_args(texts)
+    texts = map(expand_home, sys.argv[1:] if argv is None else argv)
+    arguments, rest = build_parser().parse_known_args(list(texts))
     if rest:
         has_flags = any(text.startswith("-") for text in rest)
         if has_flags or not hasattr(arguments, "paths"):

@@ -126,10 +126,8 @@ class _SchemaBuilder:
             fields = get_fields(item_class)
             required = [key for key, info in fields.items() if info.is_required()]
             item_schema = self._refer_to_class(item_class)
-            schema = {
-                "type": "array",
-                "items": {**item_schema, "required": required},
-            }
+            items = {**item_schema, "required": required}
+            schema = {"type": "array", "items": items}
         return {"anyOf": [*alternatives, schema]}
 
     def _refer_to_class(self, section_class: type[Section]) -> Schema:

@@ -32,16 +32,11 @@ def find_last_names(
       The layers to use in place of `layer`, and a mistake for each name of no field or of several.
     """
     sections = get_fields(type(config))
-    names = []
-    for key in layer.values:
-        if str(key).isidentifier() and key not in sections:
-            names.append(key)
+    names = [key for key in layer.values if str(key).isidentifier() and key not in sections]
     if not names:
         return [layer], []
 
-    whole_paths = dict(layer.values)
-    for name in names:
-        del whole_paths[name]
+    whole_paths = {key: value for key, value in layer.values.items() if key not in names}
     first_layer = replace(layer, values=whole_paths)
     layers = [first_layer]
     below = [*previous_layers, first_layer]
