@@ -40,9 +40,8 @@ def find_last_names(
     first_layer = replace(layer, values=whole_paths)
     layers = [first_layer]
     below = [*previous_layers, first_layer]
-    current, _, earlier_mistakes = merge_layers(config, below)
-    if earlier_mistakes:
-        current = config
+    # Mistakes in these layers are reported when all layers are merged.
+    current, _, _ = merge_layers(config, below)
     all_names = [path.rpartition(".")[2] for path in list_field_paths(current)]
 
     mistakes = []
