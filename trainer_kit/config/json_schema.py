@@ -110,7 +110,7 @@ class _SchemaBuilder:
             alternatives.append(adapter.json_schema())
 
         schema = {"type": "object", "properties": {}}
-        if section or (field_class and named_class):
+        if field_class and (section or named_class):
             schema = self.describe_section(field_class, section)
         elif field_class:
             schema = self._refer_to_class(field_class)

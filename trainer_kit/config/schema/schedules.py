@@ -371,7 +371,7 @@ class LrConfig(OpenOneOfConfig):
         A schedule that is chosen by its name keeps the present base rate, and ends with the run.
         """
         section = super().expand_short_form(value, current)
-        chosen_before = current.get("type")
+        chosen_before = current.get("type", "")
         is_new_name = isinstance(value, str) and value in cls.branches()
         if not is_new_name or value == chosen_before:
             return section
