@@ -22,7 +22,7 @@ from trainer_kit.errors import StorageError, UsageError
 _MAX_JSON_DEPTH = 100
 
 # Shells expand it only at the beginning of a word.
-_HOME = re.compile(r"(^|[,=])~(?=/)")
+_HOME = re.compile(r"(?:^|(?<=[,=]))~(?=/)")
 
 # Called with (write point, path) just before each step of a write. Only fault injection sets it.
 on_write_point: Callable[[str, str], None] | None = None
@@ -39,7 +39,7 @@ def expand_home(text: str) -> str:
     That is at its beginning, after a comma, and after an equals sign, as in --model_dir=~/runs/a.
     """
     home = os.path.expanduser("~")
-    return _HOME.sub(lambda match: f"{match[1]}{home}", text)
+    return home.join(_HOME.split(text))
 
 
 def follow_links(folder: str) -> str:

@@ -116,7 +116,7 @@ def create_section(
 
     Returns:
       The section, and the mistakes in the values, with their paths inside the section. The section
-      is None if there are mistakes, or no short form to expand.
+      is None without a short form, and not usable if there are mistakes.
     """
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
@@ -132,8 +132,6 @@ def create_section(
     section = None
     if merger.mistakes or merger.has_short_forms:
         section = merger.build(draft, "")
-    if merger.mistakes:
-        section = None
     return section, [replace(mistake, origin="") for mistake in merger.mistakes]
 
 

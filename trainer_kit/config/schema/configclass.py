@@ -102,7 +102,7 @@ class Config(Section):
                 except ValidationError as error:
                     # Short forms are expanded where the values of other sources are merged.
                     section, mistakes = create_section(type(self), values)
-                    if section is None or args:
+                    if section is None or mistakes or args:
                         mistakes = _collect_mistakes(args, mistakes, error)
                         raise FieldError(type(self), mistakes) from error
                     vars(self).update(vars(section))
