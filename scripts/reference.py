@@ -56,7 +56,8 @@ def render_config_page() -> str:
 
 def render_command_line_page() -> str:
     """Returns the page of the commands: flags of training, then verbs of trainer-kit."""
-    lines = ["## python -m trainer_kit.train", "", "```bash"]
+    lines = ["## python -m trainer_kit.train", ""]
+    lines += ["`trainer-kit train` is the same program.", "", "```bash"]
     lines += [
         "\n\n".join(f"# {comment}\n{command}" for comment, command in EXAMPLES.items()),
         "```",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ from trainer_kit.errors import StorageError, UsageError
 # Levels of a record. Walking a deeper one might exceed Python's recursion limit.
 _MAX_JSON_DEPTH = 100
 
+# Shells expand it only at the beginning of a word.
+_HOME = re.compile(r"(?:^|(?<=[,=]))~(?=/)")
+
 # Called with (write point, path) just before each step of a write. Only fault injection sets it.
 on_write_point: Callable[[str, str], None] | None = None
 
@@ -27,6 +31,15 @@ on_write_point: Callable[[str, str], None] | None = None
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether `path` names an object store (`gs://...`) rather than a local file."""
     return "://" in os.fspath(path)
+
+
+def expand_home(text: str) -> str:
+    """Returns `text` with the home of the user in place of `~`, where a path may begin.
+
+    That is at its beginning, after a comma, and after an equals sign, as in --model_dir=~/runs/a.
+    """
+    home = os.path.expanduser("~")
+    return home.join(_HOME.split(text))
 
 
 def follow_links(folder: str) -> str:

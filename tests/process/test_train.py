@@ -32,7 +32,7 @@ Restarted = Callable[[str], tuple[Path, Supervised]]
 def name() -> str:
     """The name of an experiment."""
     name = f"flagged_{next(_numbers)}"
-    register_experiment(name)(ExperimentConfig)
+    register_experiment(name)(lambda: ExperimentConfig(trainer={"train_steps": 10}))
     return name
 
 
@@ -185,7 +185,11 @@ if end == "crash":
     raise RuntimeError("the crash")
 if end == "no-data":
     raise DataError("there is no data")
-trainer_kit.register_experiment("a")(trainer_kit.ExperimentConfig)
+
+
+@trainer_kit.register_experiment("a")
+def create():
+    return trainer_kit.ExperimentConfig(trainer={"train_steps": 10})
 """
 
 

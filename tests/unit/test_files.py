@@ -54,6 +54,26 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     assert files.follow_links("gs://bucket/run") == "gs://bucket/run"
 
 
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("~/runs/a", "/home/me/runs/a"),
+        ("--model_dir=~/runs/a", "--model_dir=/home/me/runs/a"),
+        ("--params_override=a.b=~/x,c.d=~/y", "--params_override=a.b=/home/me/x,c.d=/home/me/y"),
+        ("~/a*,b,~/c", "/home/me/a*,b,/home/me/c"),
+        ("~", "~"),
+        ("~other/a", "~other/a"),
+        ("runs/~/a", "runs/~/a"),
+        ("gs://bucket/~/a", "gs://bucket/~/a"),
+    ],
+)
+def test_the_home_is_expanded_where_a_path_begins(
+    text: str, expanded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert files.expand_home(text) == expanded
+
+
 def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = (

@@ -96,8 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
         strategy = prepare_runtime(config)
         with strategy.scope(), tempfile.TemporaryDirectory() as folder:
             from trainer_kit.run.lengths import resolve_lengths
+            from trainer_kit.training.trainer_creation import choose_optimizer
 
             task = task_type(config.task, logging_dir=folder)
+            config = choose_optimizer(config, task_type)
             resolved, _ = resolve_lengths(config, task)
             short = shorten_config(resolved)
             trainer = _build_trainer(config, short, task, folder, checks)
@@ -160,13 +162,11 @@ def _build_trainer(
     from trainer_kit.training.task_inputs import create_validation_sets
     from trainer_kit.training.trainer_creation import (
         check_best_metric,
-        check_optimizer_choice,
         create_exporter,
         create_trainer,
     )
 
     checks.begin("model, optimizer and metrics can be built")
-    check_optimizer_choice(config, type(task))
     exporter = create_exporter(short_config, RunDirectory(folder, short_config.trainer))
     trainer = create_trainer(short_config, task, checkpoint_exporter=exporter)
 

@@ -57,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer_kit.run.launcher import prepare_runtime
     from trainer_kit.run.lengths import resolve_lengths
     from trainer_kit.training.rate_range import range_test_config, run_range_test
-    from trainer_kit.training.trainer_creation import create_trainer
+    from trainer_kit.training.trainer_creation import choose_optimizer, create_trainer
 
+    config = choose_optimizer(config, task_type)
     lowest = arguments.lowest
     steps = arguments.steps
     test_config = range_test_config(config, lowest, arguments.highest, steps)

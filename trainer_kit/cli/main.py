@@ -38,6 +38,7 @@ from trainer_kit.cli import (
 from trainer_kit.cli.runs import compare_runs, list_runs
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
+from trainer_kit.files import expand_home
 from trainer_kit.process.error_report import print_error, print_to_stderr
 from trainer_kit.process.startup_signals import get_signal_exit_code
 
@@ -67,6 +68,7 @@ CHECKPOINTS = {
     "average": checkpoint_average,
     "rename": checkpoint_rename,
 }
+_TRAIN = "Runs an experiment. It is the program python -m trainer_kit.train."
 _CHECKPOINT = "Lists, compares, averages and renames the variables of checkpoints, of any program."
 _DOCTOR = "Tries a question on your experiment: exact resume, or the learning rate."
 
@@ -100,8 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="trainer-kit",
         description=(
-            "Machine-learning experiments on TensorFlow. To run one: python -m trainer_kit.train"
-            " --help"
+            "Machine-learning experiments on TensorFlow. To run one: trainer-kit train --help"
         ),
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -109,6 +110,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trainer_kit {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    # It is listed here, and runs in trainer_kit/__main__.py.
+    train = verbs.add_parser("train", help=_TRAIN, add_help=False)
+    train.set_defaults(parser=train)
     _add_parsers(verbs.add_parser, VERBS)
 
     # The verbs that have commands.
@@ -153,7 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
     # argparse itself takes the paths of `show` only before the flags.
-    arguments, rest = build_parser().parse_known_args(argv)
+    texts = map(expand_home, sys.argv[1:] if argv is None else argv)
+    arguments, rest = build_parser().parse_known_args(list(texts))
     if rest:
         has_flags = any(text.startswith("-") for text in rest)
         if has_flags or not hasattr(arguments, "paths"):

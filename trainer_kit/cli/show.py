@@ -7,6 +7,7 @@ value.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.field_docs import read_docs_by_path
 from trainer_kit.config.fields import flatten_values
+from trainer_kit.config.json_schema import create_json_schema
 from trainer_kit.config.resolve import list_resolved_values
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
@@ -36,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Shows only values that differ from the experiment's defaults.",
     )
+    parser.add_argument(
+        "--schema",
+        action="store_true",
+        help="Shows the JSON schema of the experiment's config files, for editors.",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,6 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     The explanations that were asked for follow their values.
     """
     resolved = resolve_arguments(arguments)
+    if arguments.schema:
+        schema = create_json_schema(resolved.config, arguments.experiment)
+        print(json.dumps(schema, indent=1))
+        return ExitCode.DONE
+
     experiment = get_experiment(arguments.experiment)
     baseline = experiment if arguments.diff else None
     values = list_resolved_values(resolved, baseline=baseline)

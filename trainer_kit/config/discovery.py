@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import UsageError, find_similar_names, suggest_names, suggest_paths
+from trainer_kit.files import expand_home
 
 EXPERIMENT_ENTRY_POINT_GROUP = "trainer_kit.experiments"
 FRAMEWORK_ENTRY_POINT_GROUP = "trainer_kit.doors"
@@ -37,6 +38,7 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
       UsageError: When there is no such module or file, or it cannot be imported because its syntax
         is wrong or an import in it fails. Other errors inside the module are raised unchanged.
     """
+    name = expand_home(name)
     _add_working_directory_to_path()
     with _explain_import_errors(option, name):
         if name.endswith(".py") or os.sep in name:

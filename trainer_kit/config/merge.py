@@ -1,8 +1,9 @@
 """Merges layers of values into a config, and collects every mistake of every layer in one report.
 
-A later layer wins. Sections merge field by field. Named sections, such as several sets in
-`task.validation_data`, merge name by name, and None removes one. Everything else is replaced as a
-whole: scalars, None, lists, and mappings that are values (`DataConfig.input_path`).
+A later layer wins. Sections merge field by field; a short form of a section is expanded first, with
+what it has at that moment. Named sections, such as several sets in `task.validation_data`, merge
+name by name, and None removes one. Everything else is replaced as a whole: scalars, None, lists,
+and mappings that are values (`DataConfig.input_path`).
 
 A value is checked against its own field as it is merged, so a mistake in one layer hides none in
 another. The rules across fields are checked once, on the result. The module has no side effects.
@@ -41,6 +42,7 @@ from trainer_kit.config.schema.section import (
     get_path_in_experiment,
     has_several_sections,
     is_configclass,
+    to_plain_data,
 )
 from trainer_kit.config.sources.layer import ConfigLayer, is_inside, join_keys, list_paths_inside
 from trainer_kit.errors import ConfigError, Mistake, suggest_names
@@ -107,8 +109,15 @@ def merge_layers(
     return merger.build(root, ""), merger.origins, merger.mistakes
 
 
-def find_mistakes(config_class: type[Section], values: Mapping[str, object]) -> list[Mistake]:
-    """Returns the mistakes in the values of a new section, with their paths inside the section."""
+def create_section(
+    config_class: type[Section], values: Mapping[str, object]
+) -> tuple[Section | None, list[Mistake]]:
+    """Creates a section from values that pydantic refuses, since it knows no short forms.
+
+    Returns:
+      The section, and the mistakes in the values, with their paths inside the section. The section
+      is None without a short form, and not usable if there are mistakes.
+    """
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
@@ -118,11 +127,12 @@ def find_mistakes(config_class: type[Section], values: Mapping[str, object]) -> 
     if not merger.mistakes:
         merger.merge(draft, defaults, "")
 
-    # Building the section adds the broken rules to the mistakes. Without a mistake, the caller
-    # reports what pydantic has found.
-    if merger.mistakes:
-        merger.build(draft, "")
-    return [replace(mistake, origin="") for mistake in merger.mistakes]
+    # Building the section adds the broken rules to the mistakes. Without a mistake or a short form,
+    # the caller reports what pydantic has found.
+    section = None
+    if merger.mistakes or merger.has_short_forms:
+        section = merger.build(draft, "")
+    return section, [replace(mistake, origin="") for mistake in merger.mistakes]
 
 
 @dataclass
@@ -183,6 +193,7 @@ class _Merger:
       layer: The layer that is being merged.
       mistakes: The mistakes so far.
       origins: The origins of the accepted values.
+      has_short_forms: Whether a short form was expanded.
     """
 
     def __init__(
@@ -194,10 +205,19 @@ class _Merger:
         self.layer = ConfigLayer()
         self.mistakes: list[Mistake] = []
         self.origins: dict[str, str] = {}
+        self.has_short_forms = False
 
     def merge(self, section: _Draft, values: Mapping[Any, Any], path: str) -> None:
         """Merges values into a section, each checked against its field."""
+        # The name of a branch comes before the settings of the branch.
+        aliases = dict(section.config_class.aliases)
+        for alias in aliases:
+            if alias in values:
+                self._merge_alias(section, path, alias, values[alias])
+
         for key, value in values.items():
+            if key in aliases:
+                continue
             name = str(key)
             value_path = join_keys(path, key)
             fields = get_fields(section.config_class)
@@ -205,7 +225,7 @@ class _Merger:
             if info is None:
                 known_paths = self._list_known_paths()
                 full_path = join_keys(self._path_prefix, value_path)
-                advice = suggest_key(full_path, name, list(fields), known_paths)
+                advice = suggest_key(full_path, name, [*fields, *aliases], known_paths)
                 self._add_mistake(value_path, NO_SUCH_KEY, advice)
                 continue
 
@@ -236,7 +256,8 @@ class _Merger:
                 self._merge_section_dict(section, name, item_class, value, value_path)
             elif (
                 section_class is not None
-                and value is not None
+                # Null is a short form in a field that is always a section.
+                and (value is not None or info.annotation is section_class)
                 # The value may be the alternative in a field that takes a section or another type.
                 and (declared_class is not None or is_mapping)
             ):
@@ -250,10 +271,34 @@ class _Merger:
             else:
                 self._set_leaf(section, name, value, value_path)
 
+    def _merge_alias(self, section: _Draft, path: str, alias: str, value: object) -> None:
+        """Merges the value of an alias into its field, as a value with the alias's origin."""
+        name = dict(section.config_class.aliases)[alias]
+        alias_path = join_keys(path, alias)
+        field_path = join_keys(path, name)
+        # Anything but a name is refused as a wrong name.
+        if not isinstance(value, str):
+            value = {"type": value}
+
+        layer = self.layer
+        origin = layer.find_origin(alias_path)
+        self.layer = ConfigLayer(origins={field_path: origin})
+        self.merge(section, {name: value}, path)
+        self.layer = layer
+        self.has_short_forms = True
+
     def _merge_section(
         self, current: object, config_class: type[Section], value: object, path: str
     ) -> _Draft | None:
-        """Returns the draft of a section with the values of a mapping, or None on a mistake."""
+        """Returns the draft of a section with the values of a mapping or of a short form.
+
+        After a mistake it returns None.
+        """
+        if not isinstance(value, Mapping):
+            present_values = _get_plain_data(current) or {}
+            expanded = config_class.expand_short_form(value, present_values)
+            self.has_short_forms |= expanded is not value
+            value = expanded
         if not isinstance(value, Mapping):
             problem = f"{format_value(value)} is not a section"
             advice = suggest_fields(config_class, path, value)
@@ -504,3 +549,10 @@ def _get_value_class(value: object) -> type[Section] | None:
     if isinstance(value, _Draft):
         return value.config_class
     return type(value) if isinstance(value, Section) else None
+
+
+def _get_plain_data(value: object) -> Any:
+    """Returns a section or a draft as plain nested dicts."""
+    if isinstance(value, _Draft):
+        return {name: _get_plain_data(item) for name, item in value.values.items()}
+    return to_plain_data(value)

@@ -14,6 +14,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.gin_source import GinFirstPass, run_gin_first_pass
+from trainer_kit.config.sources.last_names import find_last_names
 from trainer_kit.config.sources.layer import ConfigLayer, join_keys
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
@@ -75,7 +76,12 @@ def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[Experime
     mistakes += first_pass.mistakes
 
     # The last layer wins.
-    all_layers = [*file_layers, first_pass.layer, *override_layers, sources.flags]
+    all_layers = [*file_layers, first_pass.layer]
+    for layer in override_layers:
+        layers, name_mistakes = find_last_names(layer, first_pass.config, all_layers)
+        all_layers += layers
+        mistakes += name_mistakes
+    all_layers.append(sources.flags)
     try:
         resolved = apply_layers(first_pass.config, all_layers)
     except ConfigError as error:

@@ -24,6 +24,14 @@ def find_durations(options: TrainerConfig) -> dict[str, Duration]:
     return durations
 
 
+def find_length_mistakes(options: TrainerConfig) -> list[Mistake]:
+    """Returns the mistakes in the length of a training run, and in the shares of it."""
+    if options.train_steps == 0:
+        advice = 'set it to a number of steps or epochs, such as 1000 or "3 epochs"'
+        return [Mistake("trainer.train_steps", "0 trains nothing", advice)]
+    return find_share_mistakes(options)
+
+
 def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
     """Returns a mistake for each share of a training run of unknown length.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, lookup_mode
+from trainer_kit.config.run_length import find_length_mistakes
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.files import follow_links
@@ -32,7 +33,6 @@ from trainer_kit.runtime.tf_config import (
     read_cluster,
 )
 from trainer_kit.telemetry.run_log import collect_log
-from trainer_kit.training.trainer_creation import check_optimizer_choice
 
 
 def launch(
@@ -56,11 +56,14 @@ def launch(
       (model, logs), as run_experiment returns them.
 
     Raises:
+      ConfigError: when a mode that trains has no step to train.
       UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot
         share a batch equally.
       PreemptedError: when another worker of this run is gone.
     """
     run_options = RunOptions(**options)
+    if lookup_mode(mode).trains and (mistakes := find_length_mistakes(config.trainer)):
+        raise ConfigError(mistakes)
     model_dir = follow_links(model_dir)
     strategy_name = config.runtime.distribution_strategy
     if mode == "continuous_eval" and strategy_name in ("auto", "multi_worker_mirrored"):
@@ -81,8 +84,6 @@ def launch(
 
     task_type = lookup_task_class(config.task)
     before_task()
-    if lookup_mode(mode).trains:
-        check_optimizer_choice(config, task_type)
 
     # The log of a run has the lines of its preparation, too. Each fine-tuning has a log of its own.
     log: AbstractContextManager[Any] = contextlib.nullcontext()

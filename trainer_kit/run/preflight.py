@@ -14,7 +14,7 @@ from trainer_kit.config.merge import ResolvedConfig
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.resume_check import find_unknown_paths
-from trainer_kit.config.run_length import find_share_mistakes
+from trainer_kit.config.run_length import find_length_mistakes
 from trainer_kit.config.schema.evaluation import RESERVED_EVAL_NAMES, describe_folder_name_problem
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
@@ -96,7 +96,7 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
             mistakes += find_parameter_server_mistakes(resolved.config.runtime)
             mistakes += find_early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode in MODES and MODES[request.mode].trains:
-                mistakes += find_share_mistakes(resolved.config.trainer)
+                mistakes += find_length_mistakes(resolved.config.trainer)
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += find_pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
@@ -188,7 +188,12 @@ def _check_directory(request: RunRequest, resolved: ResolvedConfig[ExperimentCon
             check_not_in_use(model_dir)
         if request.from_step:
             check_step_exists(request.from_step, complete_checkpoints(model_dir))
-        check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
+        allowed_paths = list(request.allow_config_change)
+        # Where no optimizer is chosen, the run takes one, and compares it with the recorded one.
+        optimizer = getattr(resolved.config.trainer.optimizer_config, "optimizer", None)
+        if getattr(optimizer, "type", None) is None:
+            allowed_paths.append("trainer.optimizer_config.optimizer.type")
+        check_model_dir(directory, resolved.config, experiment, allowed_paths)
         return
 
     if request.mode == "eval" and request.checkpoint == "latest":

@@ -21,6 +21,7 @@ from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
+from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.run_warnings import (
     find_interval_warnings,
     find_save_interval_warnings,
@@ -60,6 +61,7 @@ from trainer_kit.telemetry.summary_manager import SummaryManagerLike
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.step_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import choose_optimizer
 from trainer_kit.typing import TaskLike
 
 _LOG = logging.getLogger(__name__)
@@ -143,6 +145,8 @@ def run_experiment(
       PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run,
         after it saved.
     """
+    if trainer is None and lookup_mode(mode).trains:
+        params = choose_optimizer(params, type(task))
     options = RunOptions(
         run_post_eval=run_post_eval,
         save_summary=save_summary,

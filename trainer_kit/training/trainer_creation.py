@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer_kit.config.experiment_registry import find_trainer_class
 from trainer_kit.config.imported_names import import_object
-from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
-from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.criterion import guess_comparison
 from trainer_kit.evals.best.exporter import BestWeightsExporter
@@ -28,6 +27,11 @@ from trainer_kit.training.trainer import Trainer
 from trainer_kit.typing import CheckpointExporter, ExperimentLike, TaskLike
 
 _LOG = logging.getLogger(__name__)
+ConfigT = TypeVar("ConfigT", bound=ExperimentConfig)
+
+# Keras's default for Adam. Most models train with it, if not at their best.
+_DEFAULT_OPTIMIZER = "adam"
+_DEFAULT_LEARNING_RATE = 1e-3
 
 
 def create_trainer(
@@ -135,21 +139,18 @@ def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
         )
 
 
-def check_optimizer_choice(config: ExperimentLike, task_type: type[TaskLike]) -> None:
-    """Checks that the config or the user's code creates an optimizer, which training needs.
+def choose_optimizer(config: ConfigT, task_type: type[TaskLike]) -> ConfigT:
+    """Returns the config with an optimizer, which training needs.
 
-    It is no rule of the config, since only the classes of task and trainer indicate whether they
-    create one. The report also names a learning rate and batch sizes that are missing, which would
-    be found later.
-
-    Raises:
-      ConfigError: when neither the config nor the user's code creates an optimizer.
+    Where neither the config nor the user's code has one, it is Adam, and 0.001 is its learning rate
+    unless the config sets one. This is no default of the config classes, since only the classes of
+    task and trainer indicate whether they create an optimizer.
     """
     options = config.trainer
     # The section of a Model Garden task has another class.
     section: object = options.optimizer_config
     if not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
-        return
+        return config
 
     # The user's code may create an optimizer, or need none.
     methods = [
@@ -158,24 +159,13 @@ def check_optimizer_choice(config: ExperimentLike, task_type: type[TaskLike]) ->
     ]
     functions = [getattr(method, "__func__", None) for method in methods]
     if functions != [Task.create_optimizer.__func__, Trainer.create.__func__]:  # type: ignore[attr-defined]
-        return
+        return config
 
-    place = "trainer.optimizer_config"
-    choices = ", ".join(OptimizerConfig.branches())
-    problem = f"is needed to train: {task_type.__name__} makes no optimizer of its own"
-    mistakes = [Mistake(f"{place}.optimizer.type", problem, f"set it to one of {choices}")]
-
+    changes: dict[str, object] = {"optimizer": _DEFAULT_OPTIMIZER}
     if not section.learning_rate.type:
-        advice = "the simplest is constant"
-        mistakes.append(
-            Mistake(f"{place}.learning_rate.type", "is needed when an optimizer is set", advice)
-        )
-    for name in ("train_data", "validation_data"):
-        data = getattr(config.task, name, None)
-        if getattr(data, "global_batch_size", None) == 0:
-            advice = "set it to 1 or more if build_inputs reads it"
-            mistakes.append(Mistake(f"task.{name}.global_batch_size", "is 0", advice))
-    raise ConfigError(mistakes)
+        changes["learning_rate"] = _DEFAULT_LEARNING_RATE
+    _LOG.info("no optimizer is chosen; the run takes trainer.optimizer_config=%s", changes)
+    return config.replace(trainer={"optimizer_config": changes})
 
 
 def check_trainer(trainer: object) -> None:

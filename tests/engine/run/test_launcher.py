@@ -17,6 +17,7 @@ from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
+from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch, prepare_runtime
 from trainer_kit.run.runner import run_experiment
@@ -91,21 +92,30 @@ def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_optimizer_is_reported_with_its_other_needs(tmp_path: Path) -> None:
-    nothing = {"optimizer_config": {"optimizer": {"type": None}, "learning_rate": {"type": None}}}
+def test_a_run_without_steps_names_train_steps(tmp_path: Path) -> None:
+    config = linear_experiment(train_steps=0)
+
+    with pytest.raises(ConfigError, match=r"^trainer\.train_steps: 0 trains nothing; set it to"):
+        launch(config, "train_and_eval", str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_an_optimizer_records_adam_and_resumes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainer_kit")
     config = linear_experiment().replace(
-        trainer=nothing, task={"validation_data": {"global_batch_size": 0}}
+        trainer={"optimizer_config": {"optimizer": None, "learning_rate": None}}
     )
 
-    with pytest.raises(ConfigError) as refusal:
-        launch(config, "train_and_eval", str(tmp_path / "run"))
+    launch(config, "train", str(tmp_path / "run"))
+    launch(config.replace(trainer={"train_steps": 30}), "train", str(tmp_path / "run"))
 
-    assert [mistake.path for mistake in refusal.value.mistakes] == [
-        "trainer.optimizer_config.optimizer.type",
-        "trainer.optimizer_config.learning_rate.type",
-        "task.validation_data.global_batch_size",
-    ]
-    assert list(tmp_path.iterdir()) == []
+    params = yaml_loader.parse((tmp_path / "run/params.yaml").read_text(), "params.yaml").values
+    optimization = params["trainer"]["optimizer_config"]
+    assert optimization["optimizer"]["type"] == "adam"
+    assert optimization["learning_rate"]["constant"]["learning_rate"] == 0.001
+    assert "no optimizer is chosen; the run takes trainer.optimizer_config=" in caplog.text
 
 
 def test_an_optimizer_of_the_task_needs_none_in_the_config(tmp_path: Path) -> None:

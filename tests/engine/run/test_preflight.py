@@ -21,12 +21,14 @@ from trainer_kit.run.preflight import RunRequest, check_request
 
 _numbers = itertools.count()
 
+CONFIG = ExperimentConfig(trainer={"train_steps": 10})
+
 
 @pytest.fixture
 def name() -> str:
     """The name of an experiment."""
     name = f"asked_{next(_numbers)}"
-    register_experiment(name)(ExperimentConfig)
+    register_experiment(name)(lambda: CONFIG)
     return name
 
 
@@ -56,6 +58,14 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
         assert text in str(error.value)
 
     assert isinstance(error.value.__cause__, ConfigError)
+
+
+def test_a_run_without_steps_is_refused_in_modes_that_train(name: str, tmp_path: Path) -> None:
+    sources = ConfigSources(params_overrides=("trainer.train_steps=0",))
+
+    with pytest.raises(ConfigError, match=r"^trainer\.train_steps: 0 trains nothing; set it to"):
+        _check(name, tmp_path, sources=sources)
+    assert _check(name, tmp_path, "continuous_eval", sources=sources).trainer.train_steps == 0
 
 
 def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: Path) -> None:
@@ -201,7 +211,7 @@ def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(
 
     checked = check_request(RunRequest(name, "eval", str(tmp_path / "run[1]")))
 
-    assert checked.config == ExperimentConfig()
+    assert checked.config == CONFIG
 
 
 def test_a_remote_model_dir_is_refused_without_tensorflow(name: str) -> None:
@@ -223,7 +233,7 @@ def test_a_change_of_what_only_the_run_before_had_can_be_allowed(name: str, tmp_
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run/ckpt-1.index").touch()
-    write_params(tmp_path / "run/params.yaml", ExperimentConfig())
+    write_params(tmp_path / "run/params.yaml", CONFIG)
     text = (tmp_path / "run/params.yaml").read_text()
     (tmp_path / "run/params.yaml").write_text(text.replace("task:", "task:\n  gone: 1", 1))
 

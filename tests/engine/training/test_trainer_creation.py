@@ -11,6 +11,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
@@ -18,13 +20,14 @@ from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.flops import describe_model_cost
-from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import (
     check_best_metric,
     check_freeze,
     check_overfit_batches,
+    choose_optimizer,
     create_exporter,
     create_trainer,
 )
@@ -157,3 +160,39 @@ def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
         UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"
     ):
         check_freeze(theirs, config.trainer.freeze)
+
+
+@configclass
+class _OwnOptimizerConfig(TinyConfig):
+    pass
+
+
+@register_task(_OwnOptimizerConfig)
+class _OwnOptimizer(TinyTask):
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return keras.optimizers.SGD(0.1)
+
+
+def test_a_config_without_an_optimizer_gets_adam() -> None:
+    config = tiny_experiment(optimizer_config={})
+
+    chosen = choose_optimizer(config, TinyTask).trainer.optimizer_config
+    assert (chosen.optimizer.type, chosen.learning_rate.constant.learning_rate) == ("adam", 0.001)
+
+    # A rate that is set stays.
+    with_rate = tiny_experiment(optimizer_config={"learning_rate": 0.5})
+    chosen = choose_optimizer(with_rate, TinyTask).trainer.optimizer_config
+    assert (chosen.optimizer.type, chosen.learning_rate.constant.learning_rate) == ("adam", 0.5)
+
+
+def test_what_has_an_optimizer_gets_no_other() -> None:
+    config = tiny_experiment()
+    assert choose_optimizer(config, TinyTask) is config
+
+    without = tiny_experiment(optimizer_config={})
+    assert choose_optimizer(without, _OwnOptimizer) is without
+
+    sgd = {"optimizer": "sgd", "learning_rate": 0.1}
+    several = tiny_experiment(optimizer_config={}, optimizers={"first": sgd})
+    assert choose_optimizer(several, TinyTask) is several

@@ -89,7 +89,12 @@ def process(here: Path) -> Command:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "trainer-kit"), *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(here.parent),
+        }
         return subprocess.run(
             command, cwd=here, env=environment, capture_output=True, text=True, timeout=120
         )

@@ -172,13 +172,6 @@ BEST = "trainer.best_checkpoint_eval_metric"
             "did you mean accuracy",
         ),
         (f"{BEST}=near|accuracy", _NestedConfig(), 2, "evaluate", "did you mean far|accuracy"),
-        (
-            "trainer.optimizer_config.optimizer.type=null",
-            None,
-            2,
-            "model, optimizer",
-            "is needed to train",
-        ),
         ("runtime.virtual_cpus=4,task.train_data.global_batch_size=6", None, 2, "config", "4 or 8"),
         (
             "task.train_data.global_batch_size=500",
@@ -222,6 +215,7 @@ def test_a_failed_check_has_the_exit_code_of_a_run(
         (f"{BEST}=far|accuracy", _NestedConfig()),  # which only an evaluation can name
         ("trainer.train_steps=5 epochs", _TwoBatchesConfig()),  # whose data starts again
         ("runtime.virtual_cpus=2,trainer.train_steps=0", None),
+        ("trainer.optimizer_config.optimizer=null", None),  # which takes Adam
     ],
 )
 def test_an_experiment_that_can_run_is_ready(

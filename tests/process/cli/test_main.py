@@ -17,6 +17,7 @@ from trainer_kit import __version__
 from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, main
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import EXIT_CODES
+from trainer_kit.run.flag_texts import format_help_text
 
 ROOT = Path(__file__).parents[3]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,7 +26,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_help_names_every_verb_and_every_exit_code(process: Command) -> None:
     done = process("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for verb in [*VERBS, "checkpoint", "doctor"]:
+    for verb in [*VERBS, "train", "checkpoint", "doctor"]:
         assert re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE)
     for code, meaning in EXIT_CODES.items():
         assert f"  {code.value:>3}  {meaning}" in done.stdout
@@ -62,7 +63,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'runs', 'compare', ",
+            "invalid choice: 'shwo' (choose from 'train', 'list', 'show', 'check', 'runs', 'compare', ",
         ),
         # There are no abbreviations.
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),
@@ -81,6 +82,19 @@ def test_a_wrong_command_line_is_exit_2_with_the_usage(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: trainer-kit")
     assert message in done.stderr
+
+
+def test_the_verb_train_is_the_program_of_its_own_name(process: Command, here: Path) -> None:
+    done = process("train", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == format_help_text() + "\n"
+
+    # The working directory, a path in the home, and exit codes are those of the module.
+    flags = ["--experiment=mine/small", "--mode=train", f"--import_module=~/{here.name}/mine.py"]
+    refused = process("train", *flags, "--model_dir=~/run", "--params_override=train_steps=0")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: trainer.train_steps: 0 trains nothing; set it to")
+    assert list(here.iterdir()) == [here / "mine.py"]
 
 
 @pytest.mark.parametrize("debug", [False, True])

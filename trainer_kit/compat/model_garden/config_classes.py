@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trainer_kit.config.fields import get_fields
 from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.schema.section import FieldError
 from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
@@ -166,6 +167,9 @@ def _create_mirror_class(
         "__module__": __name__,
         "__doc__": type(garden_config).__doc__,
     }
+    if base is OneOfConfig:
+        # A number in place of a learning rate is the base rate of its schedule.
+        body["main_fields"] = LrConfig.main_fields
     for name, value in values.items():
         annotation, default = _build_field(garden_config, base, name, value, enclosing_classes)
         annotations[name] = annotation

@@ -27,11 +27,11 @@ from typing import (
 )
 
 import pydantic.dataclasses
-from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
 from typing_extensions import Self, dataclass_transform
 
 from trainer_kit.config.allowed_values import format_value
-from trainer_kit.config.merge import find_mistakes, merge_layers
+from trainer_kit.config.merge import create_section, merge_layers
 from trainer_kit.config.schema.section import (
     ONE,
     SEVERAL,
@@ -42,6 +42,7 @@ from trainer_kit.config.schema.section import (
 )
 from trainer_kit.config.sources.layer import ConfigLayer, join_keys
 from trainer_kit.errors import Mistake
+from trainer_kit.files import expand_home
 
 ConfigT = TypeVar("ConfigT")
 
@@ -99,8 +100,12 @@ class Config(Section):
                 try:
                     checked_init(self, *args, **values)
                 except ValidationError as error:
-                    mistakes = _collect_mistakes(type(self), args, values, error)
-                    raise FieldError(type(self), mistakes) from error
+                    # Short forms are expanded where the values of other sources are merged.
+                    section, mistakes = create_section(type(self), values)
+                    if section is None or mistakes or args:
+                        mistakes = _collect_mistakes(args, mistakes, error)
+                        raise FieldError(type(self), mistakes) from error
+                    vars(self).update(vars(section))
 
             cls.__init__ = __init__  # type: ignore[method-assign]
         return super().__new__(cls)
@@ -143,9 +148,18 @@ class OneOfConfig(Config):
     """A choice of a branch: the field `type` names the one that counts, and the others are None.
 
     If `type` is None, nothing is chosen. The fields of the branches are optional sections.
+
+    In place of the section a config may name a branch, or give null for none. Any other plain value
+    is that of the main field of the chosen branch.
+
+    Attributes:
+      main_fields: The names of main fields. The first that a branch has is its main field.
+      main_branch: The branch that such a value chooses if none is chosen.
     """
 
     is_choice = True
+    main_fields: tuple[str, ...] = ()
+    main_branch: str = ""
 
     type: str | None
 
@@ -166,6 +180,34 @@ class OneOfConfig(Config):
                     raise FieldError(type(self), mistakes) from error
             object.__setattr__(self, name, value)
         super().__post_init__()
+
+    @classmethod
+    def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
+        """Returns the mapping that a name, null or the value of a main field stands for."""
+        # A duration is text, too.
+        is_name = isinstance(value, str) and not value[:1].isdigit()
+        if value is None or is_name:
+            return {"type": value}
+
+        chosen = current.get("type")
+        branch = chosen or cls.main_branch
+        main_field = cls.find_main_field(branch)
+        if not main_field:
+            return value
+        section = {branch: {main_field: value}}
+        return section if chosen else {"type": branch, **section}
+
+    @classmethod
+    def find_main_field(cls, branch: Any) -> str:
+        """Returns the name of the main field of the branch called `branch`, or ""."""
+        branches = cls.branches()
+        if branch not in branches:
+            return ""
+        fields = branches[branch].get_field_infos()
+        for name in cls.main_fields:
+            if name in fields:
+                return name
+        return ""
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
@@ -190,18 +232,21 @@ class OneOfConfig(Config):
 
 
 def _collect_mistakes(
-    config_class: type[Section],
-    args: tuple[object, ...],
-    values: Mapping[str, object],
-    error: ValidationError,
+    args: tuple[object, ...], mistakes: list[Mistake], error: ValidationError
 ) -> list[Mistake]:
-    """Returns the mistakes in the arguments that pydantic has refused, each of them once."""
+    """Returns the mistakes in the arguments that pydantic has refused, each of them once.
+
+    Args:
+      args: The arguments without a name.
+      mistakes: The mistakes that merging the values has found.
+      error: The error of pydantic.
+    """
     if args:
         return [Mistake("", f"{format_value(args[0])} is given without a name", "write name=value")]
-    if mistakes := find_mistakes(config_class, values):
+    if mistakes:
         return mistakes
 
-    # What find_mistakes does not see: broken rules, missing values, and checks of the user's own.
+    # What a merge does not see: broken rules, missing values, and checks of the user's own.
     for details in error.errors(include_url=False):
         path = join_keys(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
         cause = details.get("ctx", {}).get("error")
@@ -241,8 +286,13 @@ def _allow_several(annotation: object) -> Any:
 
 
 def _make_strict(annotation: Any) -> Any:
-    """Returns `annotation` with every int, float, bool and str inside it made strict."""
-    if annotation in (int, float, bool, str):
+    """Returns `annotation` with every int, float, bool and str inside it made strict.
+
+    A text that begins with ~/ is a path in the home of the user.
+    """
+    if annotation is str:
+        return Annotated[annotation, Strict(), AfterValidator(expand_home)]
+    if annotation in (int, float, bool):
         return Annotated[annotation, Strict()]
     origin = get_origin(annotation)
     args = get_args(annotation)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Protocol, TypeAlias
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from trainer_kit.errors import find_similar_names
@@ -153,6 +153,19 @@ class DurationField:
             message = f"it is not {self.allowed_values}"
             raise PydanticCustomError("duration", "{text}", {"text": message})
         return duration
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Returns the JSON schema of the field, in which a duration is a pattern."""
+        del schema, handler
+        words = [word for word, (unit, _) in _WORDS.items() if unit in self.units]
+        all_words = "|".join(words)
+        return {
+            "type": "string" if self.ge is None else ["integer", "string"],
+            "minimum": self.ge or 0,
+            "pattern": rf"^\s*\d+(\.\d+)?\s*({all_words})\s*$",
+        }
 
     @property
     def allowed_values(self) -> str:

@@ -132,6 +132,10 @@ class OptimizationConfig(Config):
 
     They are off until they get a `type` or, for ema, a section.
 
+    Short forms: `optimizer: adamw` chooses an optimizer, `learning_rate: 1e-3` sets the base rate,
+    `schedule: cosine` chooses the schedule of learning_rate, and `warmup: "5 %"` sets a linear
+    warm-up.
+
     Attributes:
       optimizer: The optimizer and its settings.
       ema: The exponential moving average of the weights; unset means that evaluations use the
@@ -146,6 +150,8 @@ class OptimizationConfig(Config):
         bounds clip them. They are the gradients of an update, summed over replicas and without the
         loss scale.
     """
+
+    aliases = (("schedule", "learning_rate"),)
 
     optimizer: OptimizerConfig = OptimizerConfig()
     ema: EMAConfig | None = None

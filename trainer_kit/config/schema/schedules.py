@@ -6,8 +6,8 @@ have. A "oneof" names its chosen branch in `type`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -311,10 +311,23 @@ _REQUIRED_FIELDS = (
     "total_steps",
 )
 
+# The schedules that end, with the field of their length. A schedule that is chosen by its name
+# alone ends with the run.
+_LENGTHS = {
+    "polynomial": "decay_steps",
+    "cosine": "decay_steps",
+    "power_linear": "total_decay_steps",
+    "one_cycle": "total_steps",
+}
+_WHOLE_RUN = "100 %"
+
 
 @configclass
 class LrConfig(OpenOneOfConfig):
     """Which learning-rate schedule. `trainer_kit.register_schedule` adds one.
+
+    In place of the section, a number sets the base rate of the chosen schedule, or a constant rate
+    if none is chosen.
 
     Attributes:
       type: Which of the learning-rate schedules below is used; an optimizer needs one.
@@ -334,6 +347,8 @@ class LrConfig(OpenOneOfConfig):
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("learning-rate schedule")
+    main_fields = ("learning_rate", "initial_learning_rate", "max_learning_rate")
+    main_branch = "constant"
 
     type: str | None = None
     constant: ConstantLrConfig | None = None
@@ -348,6 +363,29 @@ class LrConfig(OpenOneOfConfig):
     cosine_restarts: CosineRestartsLrConfig | None = None
     one_cycle: OneCycleLrConfig | None = None
     inverse_time: InverseTimeLrConfig | None = None
+
+    @classmethod
+    def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
+        """Returns the mapping that a short form stands for.
+
+        A schedule that is chosen by its name keeps the present base rate, and ends with the run.
+        """
+        section = super().expand_short_form(value, current)
+        chosen_before = current.get("type", "")
+        is_new_name = isinstance(value, str) and value in cls.branches()
+        if not is_new_name or value == chosen_before:
+            return section
+
+        settings = {}
+        if value in _LENGTHS:
+            length_field = _LENGTHS[value]
+            settings[length_field] = _WHOLE_RUN
+        settings_before = current.get(chosen_before) or {}
+        base_rate = settings_before.get(cls.find_main_field(chosen_before))
+        main_field = cls.find_main_field(value)
+        if main_field and base_rate is not None:
+            settings[main_field] = base_rate
+        return {"type": value, value: settings}
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""
@@ -395,11 +433,17 @@ class PolynomialWarmupConfig(Config):
 class WarmupConfig(OneOfConfig):
     """Which warm-up, if any.
 
+    In place of the section, a duration such as "5 %" sets the length of a linear warm-up, or of the
+    one that is chosen.
+
     Attributes:
       type: Which of the warm-ups below is used; unset means none.
       linear: The settings of a warm-up in a straight line.
       polynomial: The settings of a warm-up by a power of the step.
     """
+
+    main_fields = ("warmup_steps",)
+    main_branch = "linear"
 
     type: Literal["linear", "polynomial"] | None = None
     linear: LinearWarmupConfig | None = None

@@ -36,12 +36,26 @@ class Section:
       path_in_experiment: The path of such a section in an experiment, for messages. If it is None,
         the name of the class stands for it.
       is_choice: Whether the class is a choice between branches, of which a field names one.
+      aliases: Pairs of a short name and a field that is a choice. The value of the short name
+        chooses a branch of that field.
     """
 
     one_or_several: tuple[str, ...] = ()
     merges_values: bool = False
     path_in_experiment: str | None = None
     is_choice: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
+        """Returns the mapping that a short form stands for, and any other value as it is.
+
+        Args:
+          value: The value that is given for a section of this class. It is no mapping.
+          current: The present values of the section, as plain data.
+        """
+        del current
+        return value
 
     @classmethod
     def get_field_infos(cls) -> dict[str, FieldInfo]:

@@ -146,6 +146,14 @@ def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -
     assert str(error.value).startswith(path[:8])
 
 
+def test_a_last_name_sets_the_base_rate_of_their_schedule() -> None:
+    ours = _resolve(BERT, ConfigSources(params_overrides=("learning_rate=3e-4,warmup=null",)))
+
+    optimizer_config = build_original(ours.trainer.optimizer_config)
+    assert optimizer_config.learning_rate.polynomial.initial_learning_rate == 3e-4
+    assert optimizer_config.warmup.type is None
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"

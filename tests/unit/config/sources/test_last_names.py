@@ -1,0 +1,111 @@
+"""Fields that --params_override names by the last part of their paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config_builders import sample_experiment
+from trainer_kit.config.experiment_registry import register_experiment
+from trainer_kit.config.resolve import ConfigSources, resolve_config
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import ConfigError
+
+SECTION = "trainer.optimizer_config"
+SEVERAL = {"optimizer": "adam", "learning_rate": 0.1, "variables": ["a"]}
+
+
+@register_experiment("last_names/one")
+def _one() -> ExperimentConfig:
+    return sample_experiment()
+
+
+@register_experiment("last_names/several")
+def _several() -> ExperimentConfig:
+    optimizers = dict.fromkeys(("c", "a", "b", "e", "d", "f"), SEVERAL)
+    return ExperimentConfig(trainer={"optimizers": optimizers})
+
+
+def _resolve(*overrides: str, experiment: str = "last_names/one") -> ExperimentConfig:
+    return resolve_config(experiment, ConfigSources(params_overrides=overrides)).config
+
+
+def test_learning_rate_sets_the_base_rate_of_the_chosen_schedule() -> None:
+    constant = _resolve("learning_rate=3e-4").trainer.optimizer_config.learning_rate
+    assert constant.constant.learning_rate == 3e-4
+
+    cosine = _resolve("schedule=cosine", "learning_rate=3e-4").trainer.optimizer_config
+    assert cosine.learning_rate.cosine.initial_learning_rate == 3e-4
+
+
+def test_unique_names_of_fields_and_sections_find_their_place() -> None:
+    override = "train_steps=7,warmup=null,ema={average_decay: 0.5},train_data.global_batch_size=3"
+
+    config = _resolve(override, "average_decay=0.25")
+
+    assert config.trainer.train_steps == 7
+    assert config.trainer.optimizer_config.ema.average_decay == 0.25
+    assert config.task.train_data.global_batch_size == 3
+
+
+def test_a_file_decides_which_fields_the_config_has(tmp_path: Path) -> None:
+    file = tmp_path / "cosine.yaml"
+    file.write_text("trainer: {optimizer_config: {schedule: cosine}}")
+    sources = ConfigSources(config_files=(str(file),), params_overrides=("alpha=0.5",))
+
+    resolved = resolve_config("last_names/one", sources)
+
+    path = f"{SECTION}.learning_rate.cosine.alpha"
+    assert resolved.config.trainer.optimizer_config.learning_rate.cosine.alpha == 0.5
+    assert resolved.origins[path] == "--params_override"
+
+
+def test_whole_paths_win_and_count_first() -> None:
+    config = _resolve(f"learning_rate=0.5,{SECTION}.schedule=one_cycle")
+    assert config.trainer.optimizer_config.learning_rate.one_cycle.max_learning_rate == 0.5
+
+    # A section of an experiment is never the last name of another field.
+    assert _resolve("runtime={virtual_cpus: 2}").runtime.virtual_cpus == 2
+
+
+def test_several_fields_of_a_name_are_listed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        _resolve("learning_rate=0.1", experiment="last_names/several")
+
+    assert str(caught.value) == (
+        "learning_rate (--params_override): several fields have this name; write the whole path;"
+        " there are: trainer.optimizers.a.learning_rate, trainer.optimizers.b.learning_rate,"
+        " trainer.optimizers.c.learning_rate, trainer.optimizers.d.learning_rate,"
+        " trainer.optimizers.e.learning_rate, ... (6 in all)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("learning_rat=3", "did you mean learning_rate?"),
+        ("train_step=3", "there is no such key; did you mean train_steps"),
+        ("traine.train_steps=3", "did you mean trainer?"),
+        ("xyzzy=3", "there are: runtime, task, trainer"),
+        ("{5: 3}", "5 (--params_override): there is no such key"),
+        ('{"trainer.train_steps": 3}', "nest the keys"),
+        ("sgd={momentum: 0.5}", "has no effect while trainer.optimizer_config.optimizer.type is"),
+    ],
+)
+def test_a_name_of_no_field_is_refused_with_near_names(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _resolve(override)
+    assert said in str(caught.value)
+
+
+def test_mistakes_of_other_sources_do_not_hide_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("trainer: {train_steps: many}")
+    sources = ConfigSources(config_files=(str(file),), params_overrides=("learning_rate=-1",))
+
+    with pytest.raises(ConfigError) as caught:
+        resolve_config("last_names/one", sources)
+
+    paths = [mistake.path for mistake in caught.value.mistakes]
+    assert paths == ["trainer.train_steps", f"{SECTION}.learning_rate.constant.learning_rate"]
