@@ -47,6 +47,7 @@ _HOME = {
     "export": "serving.model_export",
     "get_predictor": "serving.predictor",
     "predict": "serving.prediction",
+    "read_goodput": "telemetry.goodput",
     "load_model": "serving.model_loading",
     "load_weights": "serving.model_loading",
     "GanTask": "training.gan_task",

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from trainer_kit.run.progress import REPORT_PHASE
 from trainer_kit.runtime.collectives import all_gather
 from trainer_kit.runtime.devices import get_thread_counts, has_only_cpus
 from trainer_kit.telemetry.flops import describe_model_cost
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.report_lines import format_best
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, advise_on_time
@@ -56,8 +58,11 @@ def record_run(
         None means that any explained error removes the record.
     """
     missing_paths = directory.list_missing_records(extra_files)
+    step = 0 if global_step is None else int(global_step.numpy())
     try:
-        directory.write_record(config, experiment, mode, extra_files, get_thread_counts(), setup)
+        directory.write_record(
+            config, experiment, mode, extra_files, get_thread_counts(), setup, step
+        )
         yield
     except Exception as error:
         if find_trainer_kit_error(error):
@@ -179,6 +184,9 @@ def finish_run(
     metrics = extract_scalars(logs)
     record = plan.directory.write_final(step, plan.mode, metrics, best, reason, account)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
+    goodput = read_goodput(plan.directory.path, datetime.now(timezone.utc))
+    if goodput is not None and goodput.attempts > 1:
+        lines.append(str(goodput))
     for line in (f"{ending}; {cost}", *lines):
         _LOG.info("%s", line)
     controller.callbacks.call("run_finished", record)
