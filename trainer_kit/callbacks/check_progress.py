@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.recovery import describe_remedy
 from trainer_kit.errors import DivergedError
+from trainer_kit.telemetry.device_usage import read_peak_memory, reset_peak_memory
 from trainer_kit.telemetry.flops import describe_model_cost
+from trainer_kit.telemetry.model_stats import describe_slots
+from trainer_kit.telemetry.report_lines import format_bytes
 from trainer_kit.telemetry.scalars import get_training_loss
 
 
@@ -44,14 +47,20 @@ class CheckProgress(Callback):
         """Announces the training."""
         if run.step == 0:
             self._announce(f"train: {self._steps} steps")
+            reset_peak_memory()
 
     def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
-        """Shows the loss, and ends the run."""
+        """Shows the loss and the size of model and optimizer, and ends the run."""
         if run.step < self._steps:
             return
 
         loss = get_training_loss(logs)
         print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
+        sizes = [describe_slots(run.trainer.optimizer)]
+        memory = read_peak_memory()
+        if memory is not None:
+            sizes.append(f"peak memory of a step: {format_bytes(memory)}")
+        print(f"      {'; '.join(sizes)}")
         if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 

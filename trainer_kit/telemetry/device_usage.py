@@ -79,6 +79,12 @@ class DeviceUsage:
         return self._example_flops
 
 
+def reset_peak_memory() -> None:
+    """Makes `read_peak_memory` count from now on."""
+    for device in tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats(device.name.removeprefix("/device:"))
+
+
 def read_peak_memory() -> int | None:
     """Returns the most bytes that one GPU has used since this process began or reset it.
 
