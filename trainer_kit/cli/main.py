@@ -26,6 +26,7 @@ from trainer_kit.cli import (
     checkpoint_diff,
     checkpoint_list,
     checkpoint_rename,
+    doctor_data,
     doctor_learning_rate,
     doctor_resume,
     evals,
@@ -55,6 +56,7 @@ VERBS = {
 CHECKS = {
     "resume": doctor_resume,
     "learning_rate": doctor_learning_rate,
+    "data": doctor_data,
 }
 
 # The commands of the verb `checkpoint`.
@@ -65,7 +67,7 @@ CHECKPOINTS = {
     "rename": checkpoint_rename,
 }
 _CHECKPOINT = "Lists, compares, averages and renames the variables of checkpoints, of any program."
-_DOCTOR = "Tries a question on your experiment: exact resume, or the learning rate."
+_DOCTOR = "Tries a question on your experiment: exact resume, the learning rate, or the data."
 
 
 class _Parser(argparse.ArgumentParser):

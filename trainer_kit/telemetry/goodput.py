@@ -79,9 +79,7 @@ class _Attempt:
     has_finished: bool
 
 
-def read_goodput(
-    model_dir: str | os.PathLike[str], now: datetime | None = None
-) -> Goodput | None:
+def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None) -> Goodput | None:
     """Returns the goodput of the run in `model_dir`.
 
     Returns None if the folder has no manifest and heartbeat of a run.
