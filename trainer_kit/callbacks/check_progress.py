@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable as Function
 from collections.abc import Iterable, Mapping
 
+import tensorflow as tf
+
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.recovery import describe_remedy
+from trainer_kit.checkpoints.state.variable_names import optimizer_variables
 from trainer_kit.errors import DivergedError
-from trainer_kit.telemetry.device_usage import read_peak_memory, reset_peak_memory
+from trainer_kit.telemetry.device_usage import read_peak_memory
 from trainer_kit.telemetry.flops import describe_model_cost
-from trainer_kit.telemetry.model_stats import describe_slots
-from trainer_kit.telemetry.report_lines import format_bytes
 from trainer_kit.telemetry.scalars import get_training_loss
 
 
@@ -47,7 +48,6 @@ class CheckProgress(Callback):
         """Announces the training."""
         if run.step == 0:
             self._announce(f"train: {self._steps} steps")
-            reset_peak_memory()
 
     def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Shows the loss and the size of model and optimizer, and ends the run."""
@@ -56,11 +56,18 @@ class CheckProgress(Callback):
 
         loss = get_training_loss(logs)
         print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
-        sizes = [describe_slots(run.trainer.optimizer)]
+        named_variables = optimizer_variables(run.trainer.optimizer, run.trainer.model)
+        slots = []
+        for variable in tf.nest.flatten(named_variables):
+            # Scalars, such as the number of steps, are no slots.
+            if isinstance(variable, tf.Variable) and variable.shape.rank:
+                slots.append(variable)
+        slot_bytes = sum(slot.dtype.size * slot.shape.num_elements() for slot in slots)
+        sizes = f"{len(slots)} optimizer slots of {slot_bytes / 2**20:.3g} MiB"
         memory = read_peak_memory()
         if memory is not None:
-            sizes.append(f"peak memory of a step: {format_bytes(memory)}")
-        print(f"      {'; '.join(sizes)}")
+            sizes += f"; peak memory of a step: {memory / 2**30:.3g} GiB"
+        print(f"      {sizes}")
         if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 

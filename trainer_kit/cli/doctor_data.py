@@ -1,65 +1,53 @@
-"""Reads the data of your experiment without a model, and shows its speed and its values.
+"""Reads the training data of your experiment without a model: its speed and its values.
 
-It prints examples a second, the milliseconds of each stage, shapes, dtypes and ranges, and values
-that are not finite. No files of a run are read or written.
+It prints examples a second, the milliseconds of each stage, shapes, dtypes and ranges, and finds
+values that are not finite. No files of a run are read or written.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
 from trainer_kit.cli.view.pictures import check_picture, save_picture
-from trainer_kit.cli.view.tables import Table, format_metric, print_tables
-from trainer_kit.config.schema.evaluation import get_training_sets, get_validation_sets
-from trainer_kit.config.schema.multitask import MultiTaskConfig
-from trainer_kit.errors import DataError, ExitCode, UsageError, suggest_names
-from trainer_kit.telemetry.report_lines import format_number
-from trainer_kit.telemetry.time_ledger import percent
+from trainer_kit.errors import DataError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from trainer_kit.inputs.data_examination import TensorSummary
-
-# The limits of the measurement of the whole and of each stage.
+# The limits of the measurement of the whole, and of each stage.
 _SECONDS = 5.0
 _STAGE_ELEMENTS = 500
-_STAGE_SECONDS = 1.5
-# The number of images in a row of the picture.
-_COLUMNS = 4
+_STAGE_SECONDS = 0.5
+# The number of rows and columns of the picture.
+_SIDE = 4
 _HINT = (
-    "this is a tf.data.Dataset, whose stages cannot be measured one by one; to see them, return a"
-    " Source from build_inputs, such as TFRecordSource, or trace steps with --profile"
+    "the stages of this data cannot be measured one by one; return a Source, such as"
+    " TFRecordSource, from build_inputs, or trace some steps of a run with --profile"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds arguments for the experiment, the sources of its config, the data and the picture."""
+    """Adds arguments for the experiment, the sources of its config, the batches and the picture."""
     add_config_arguments(parser)
     parser.add_argument(
-        "--section",
-        default="task.train_data",
-        help="The data in the config, such as task.validation_data. Default: task.train_data.",
-    )
-    parser.add_argument(
-        "--batches", type=int, default=100, help="The number of batches to look at. Default: 100."
+        "--batches", type=int, default=100, help="The number of batches to read. Default: 100."
     )
     parser.add_argument(
         "--picture",
         metavar="FILE",
-        help="Saves some images of the first batch as a picture, such as sample.png.",
+        help="Saves images of a batch as a picture, such as sample.png.",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the speed and the values of the data.
+    """Prints the speed and the values of the training data.
 
     Raises:
-      UsageError: when the config is wrong, it has no such data, or the picture cannot be drawn.
+      UsageError: when the config is wrong, or the picture cannot be drawn.
       DataError: when the data cannot be read, is empty, or has values that are not finite.
     """
     if arguments.batches < 1:
@@ -67,18 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.picture:
         check_picture(arguments.picture)
     config, task_type = resolve_task(arguments)
-    if isinstance(config.task, MultiTaskConfig):
-        raise UsageError("the experiment has several tasks; give an experiment of one of them")
-    sections = get_training_sets(config.task)
-    for name, section in get_validation_sets(config.task).items():
-        # A single set is called "".
-        path = f"task.validation_data.{name}".rstrip(".")
-        sections[path] = section
-    path = arguments.section
-    params = sections.get(path)
-    if params is None:
-        advice = suggest_names(path, list(sections))
-        raise UsageError(f"--section={path}: the experiment has no such data; {advice}")
 
     # These import TensorFlow, after mistakes in the arguments were reported.
     from trainer_kit.inputs.registered_datasets import get_build_inputs
@@ -89,12 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory() as folder, prepare_runtime(config).scope():
         task = task_type(config.task, logging_dir=folder)
+        params = getattr(config.task, "train_data", None)
         data = call_build_inputs(get_build_inputs(task, params), params)
         dataset = data.at(0) if isinstance(data, Source) else data
         dataset = with_private_threadpool(dataset, config.runtime)
-        get_stages = getattr(data, "stages", None)
-        stages = get_stages(0) if callable(get_stages) else {}
-        print(f"{path}: {type(data).__name__}")
+        stages = data.stages(0) if hasattr(data, "stages") else {}
         with explain_read_errors(lambda: (data, dataset), lambda: None):
             _examine(dataset, stages, arguments)
     return ExitCode.DONE
@@ -103,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _examine(
     dataset: tf.data.Dataset, stages: dict[str, tf.data.Dataset], arguments: argparse.Namespace
 ) -> None:
-    """Prints the tables and saves the picture.
+    """Prints the speed and the values, and saves the picture.
 
     Raises:
       DataError: when the data is empty, or has values that are not finite.
@@ -111,105 +86,72 @@ def _examine(
     from trainer_kit.inputs import data_examination
 
     # The speed of the whole, as a run reads it.
-    batch = next(iter(dataset), None)
-    if batch is None:
-        raise DataError("the data has no batch")
-    tensors = dict(data_examination.iterate_tensors(batch))
-    first_shape = next(iter(tensors.values())).shape
-    batch_size = int(first_shape[0]) if first_shape.rank else 1
-    speed = data_examination.measure_speed(dataset, arguments.batches, _SECONDS)
-    print(f"the first batch came after {format_number(speed.first_seconds, 3)} s")
-    if speed.seconds is not None:
-        rate = batch_size / speed.seconds
-        rate_text = format_number(round(rate) if rate >= 10 else rate, 3)
-        milliseconds = format_number(1000 * speed.seconds, 3)
-        print(
-            f"{rate_text} examples/s without a model: a batch of {batch_size} every {milliseconds} ms\n"
-        )
+    first_seconds, seconds = data_examination.measure_speed(dataset, arguments.batches, _SECONDS)
+    tensors = dict(data_examination.iterate_tensors(next(iter(dataset))))
+    batch_size = max((len(tensor) for tensor in tensors.values() if tensor.shape.rank), default=1)
+    print(
+        f"without a model: {batch_size / seconds:.0f} examples/s, a batch of {batch_size} every"
+        f" {1000 * seconds:.3g} ms; the first batch came after {first_seconds:.3g} s"
+    )
 
     # The stages, one after another.
-    if stages:
-        seconds_by_stage = data_examination.measure_stages(
-            stages, batch_size, _STAGE_ELEMENTS, _STAGE_SECONDS
-        )
-        total = sum(seconds_by_stage.values()) or 1.0
-        rows = []
-        for name, seconds in seconds_by_stage.items():
-            rows.append([name, format_number(1000 * seconds, 3), percent(seconds / total)])
-        title = "stages of a batch on one thread"
-        headers = ["stage", "ms", "share"]
-        print_tables([Table(title, headers, rows, left_aligned=frozenset({"stage"}))], sys.stdout)
-        slowest = max(seconds_by_stage, key=seconds_by_stage.__getitem__)
-        print(f"the slowest is {slowest}\n")
-    else:
-        print(f"{_HINT}\n")
+    print("milliseconds of each stage for a batch, on one thread:" if stages else _HINT)
+    seconds_by_stage = data_examination.measure_stages(stages, _STAGE_ELEMENTS, _STAGE_SECONDS)
+    slowest_seconds = max(seconds_by_stage.values(), default=0.0)
+    for name, stage_seconds in seconds_by_stage.items():
+        mark = "  <- the slowest" if stage_seconds == slowest_seconds else ""
+        print(f"{1000 * stage_seconds:10.2f}  {name}{mark}")
 
     # The values.
-    summaries, batches = data_examination.summarize_batches(dataset, arguments.batches)
-    rows = []
-    for summary in summaries:
-        lowest = format_metric(summary.lowest)
-        highest = format_metric(summary.highest)
-        shape = " x ".join(map(str, summary.shape))
-        counts = [str(summary.num_nan), str(summary.num_infinite)]
-        rows.append([summary.name, summary.dtype, shape, lowest, highest, *counts])
-    title = f"values in the first {batches} batches"
-    headers = ["tensor", "dtype", "shape", "lowest", "highest", "NaN", "Inf"]
-    words = frozenset({"tensor", "dtype", "shape"})
-    print_tables([Table(title, headers, rows, left_aligned=words)], sys.stdout)
-    if arguments.picture:
-        _save_sample(tensors, arguments.picture)
+    print(f"values in the first {arguments.batches} batches:")
+    summaries = data_examination.summarize_batches(dataset, arguments.batches)
+    problems = []
+    for name, tensor in tensors.items():
+        line = f"{name}: {tensor.dtype.name} {tuple(tensor.shape)}"
+        summary = summaries.get(name)
+        if summary is None:
+            print(f"    {line}")
+            continue
+        print(f"    {line}, from {summary.lowest:.4g} to {summary.highest:.4g}")
+        if summary.first_place is not None:
+            batch, row = summary.first_place
+            place = f"row {row} of batch {batch}"
+            if data_examination.ORDER in stages:
+                order = stages[data_examination.ORDER]
+                index = data_examination.find_example(order, batch * batch_size + row)
+                place = f"example {index}, {place}"
+            count = summary.num_not_finite
+            problems.append(f"{name} has {count} NaN or infinite values, the first in {place}")
 
-    order = stages.get(data_examination.ORDER)
-    problems = [
-        _describe_places(summary, order, batch_size)
-        for summary in summaries
-        if not summary.is_finite
-    ]
+    if arguments.picture:
+        _save_sample(tensors.values(), arguments.picture)
     if problems:
         raise DataError("; ".join(problems))
 
 
-def _describe_places(summary: TensorSummary, order: tf.data.Dataset | None, batch_size: int) -> str:
-    """Returns where a tensor has values that are not finite."""
-    from trainer_kit.inputs.data_examination import find_example
-
-    places = []
-    for batch, row in summary.places:
-        place = f"row {row} of batch {batch}"
-        index = None if order is None else find_example(order, batch_size, (batch, row))
-        places.append(place if index is None else f"example {index} ({place})")
-    return (
-        f"{summary.name} has {summary.num_nan} NaN and {summary.num_infinite} infinite values, the"
-        f" first in {', '.join(places)}"
-    )
-
-
-def _save_sample(tensors: dict[str, Any], path: str) -> None:
+def _save_sample(tensors: Iterable[Any], path: str) -> None:
     """Saves the first images of a batch as a picture.
 
     Raises:
-      UsageError: when the batch has no tensor that looks like images, or the picture cannot be
-        written.
+      UsageError: when no tensor looks like images, or the picture cannot be written.
     """
     import numpy as np
     from matplotlib.figure import Figure
 
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape)
-        has_channels = len(shape) == 4 and shape[3] in (1, 3, 4)
-        if has_channels or (len(shape) == 3 and min(shape[1:]) > 3):
+    for tensor in tensors:
+        has_channels = len(tensor.shape) == 4 and tensor.shape[3] in (1, 3, 4)
+        if has_channels or len(tensor.shape) == 3:
             break
     else:
-        raise UsageError("--picture: no tensor looks like images; leave it out")
+        raise UsageError("--picture: no tensor of the batch looks like images; leave it out")
 
-    images = tensor.numpy().astype(np.float64)[: _COLUMNS * _COLUMNS]
+    images = tensor.numpy().astype(np.float64)
     lowest = np.nanmin(images)
     height = np.nanmax(images) - lowest or 1.0
     figure = Figure(figsize=(6, 6), layout="constrained")
-    for number, image in enumerate((images - lowest) / height, 1):
-        axes = figure.add_subplot(_COLUMNS, _COLUMNS, number)
-        axes.imshow(np.squeeze(image), cmap="gray", vmin=0.0, vmax=1.0)
+    for number, image in enumerate(images[: _SIDE**2], 1):
+        axes = figure.add_subplot(_SIDE, _SIDE, number)
+        axes.imshow(np.squeeze((image - lowest) / height), cmap="gray", vmin=0.0, vmax=1.0)
         axes.set_axis_off()
     save_picture(figure, path)
-    print(f"{len(images)} images of {name} are in {path}")
+    print(f"images of the first batch are in {path}")

@@ -104,7 +104,6 @@ class RunDirectory:
         extra_files: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
         setup: Mapping[str, object] | None = None,
-        step: int = 0,
     ) -> None:
         """Writes the records of the run, and removes an older final.json.
 
@@ -120,7 +119,6 @@ class RunDirectory:
           threads: The thread counts, which a resumed run reuses.
           setup: The numbers of replicas and workers, the kind of device, what describes the data,
             the steps of the run, and what `read_layer_names` returns.
-          step: The global step from which this start trains.
         """
         if os.path.exists(self.final_path):
             os.remove(self.final_path)
@@ -143,7 +141,7 @@ class RunDirectory:
         starts = before.get("starts")
         earlier_starts = starts if isinstance(starts, list) else []
         now = datetime.now(timezone.utc)
-        start = {"time": now.isoformat(timespec="seconds"), "mode": mode, "step": step}
+        start = {"time": now.isoformat(timespec="seconds"), "mode": mode}
         record = {
             "run_id": run_id,
             "experiment": experiment,

@@ -53,7 +53,7 @@ class Heartbeat(TypedDict):
       beat: The time of the heartbeat.
       ended: How the run ended. None while the process lives, and after a kill.
       earlier: The last heartbeats of earlier processes of the run, the oldest first, with their
-        started, step, beat and ended.
+        started, beat and ended.
     """
 
     host: str
@@ -73,7 +73,7 @@ _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "b
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 # What a heartbeat keeps of each earlier one, and of how many.
-_KEPT_ENTRIES = ("started", "step", "beat", "ended")
+_KEPT_ENTRIES = ("started", "beat", "ended")
 _MAX_EARLIER = 1000
 
 # The number of beats for which the heartbeat of another machine is watched.

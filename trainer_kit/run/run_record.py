@@ -61,11 +61,8 @@ def record_run(
         None means that any explained error removes the record.
     """
     missing_paths = directory.list_missing_records(extra_files)
-    step = 0 if global_step is None else int(global_step.numpy())
     try:
-        directory.write_record(
-            config, experiment, mode, extra_files, get_thread_counts(), setup, step
-        )
+        directory.write_record(config, experiment, mode, extra_files, get_thread_counts(), setup)
         yield
     except Exception as error:
         if find_trainer_kit_error(error):

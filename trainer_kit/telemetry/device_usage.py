@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.telemetry.flops import count_example_flops
+from trainer_kit.telemetry.flops import FlopsResult, count_example_flops
 from trainer_kit.telemetry.peak_flops import find_peak_flops
 
 # A step computes the forward pass, and in the backward pass the gradients of the inputs and of the
@@ -21,9 +21,8 @@ class DeviceUsage:
     """Measures the use of the devices after each training loop. Runs eagerly, on the host.
 
     The utilisation counts the model FLOPs of a step: three times those of the forward pass. What a
-    step computes again, or for metrics, is not in them. So a lower utilisation means wasted time.
-
-    The first measurement traces the model if the peak of the devices is known.
+    step computes again, or for metrics, is not in them. Where the FLOPs of the model are not known,
+    or are only a lower bound, no utilisation is reported.
 
     Args:
       peak_flops: The peak rate of one device from the config, in FLOPs per second. None looks it up
@@ -32,8 +31,7 @@ class DeviceUsage:
 
     def __init__(self, peak_flops: float | None = None) -> None:
         self._peak_flops = peak_flops
-        self._example_flops: int | None = None
-        self._is_counted = False
+        self._flops: FlopsResult | None = None
 
     def measure(self, trainer: Any, examples_per_second: float | None) -> dict[str, float]:
         """Returns the MACHINE_FIELDS of a report that are known.
@@ -53,36 +51,19 @@ class DeviceUsage:
         if tokens:
             fields["tokens_per_second"] = tokens * examples_per_second
         peak = self._peak_flops or _find_gpu_peak()
-        if peak is not None:
-            example_flops = self._count_flops(trainer)
-            if example_flops is not None:
-                replicas = trainer.strategy.num_replicas_in_sync
-                step_rate = _PASSES * example_flops * examples_per_second
-                fields["flops_utilization"] = step_rate / (peak * replicas)
+        if peak is None:
+            return fields
+
+        # The model is traced once, for the first report.
+        if self._flops is None and trainer.batch_spec is not None:
+            self._flops = count_example_flops(trainer)
+            if self._flops.problem:
+                _LOG.info("model FLOPs utilisation is not reported: %s", self._flops.problem)
+        if self._flops is not None and self._flops.flops and not self._flops.problem:
+            step_rate = _PASSES * self._flops.flops * examples_per_second
+            replicas = trainer.strategy.num_replicas_in_sync
+            fields["flops_utilization"] = step_rate / (peak * replicas)
         return fields
-
-    def _count_flops(self, trainer: Any) -> int | None:
-        """Returns the FLOPs of a forward pass for one example, counted once.
-
-        Returns None if they are not known, or are only a lower bound.
-        """
-        if not self._is_counted and trainer.batch_spec is not None:
-            self._is_counted = True
-            result = count_example_flops(trainer)
-            problem = result.problem
-            if hasattr(trainer.model, "latents_spec"):
-                problem = "a step of several models has other FLOPs than one of them"
-            if problem:
-                _LOG.info("the model FLOPs utilisation (MFU) is not reported: %s", problem)
-            else:
-                self._example_flops = result.flops
-        return self._example_flops
-
-
-def reset_peak_memory() -> None:
-    """Makes `read_peak_memory` count from now on."""
-    for device in tf.config.list_logical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats(device.name.removeprefix("/device:"))
 
 
 def read_peak_memory() -> int | None:
@@ -104,7 +85,7 @@ def _find_gpu_peak() -> float | None:
     if not gpus:
         return None
     details = tf.config.experimental.get_device_details(gpus[0])
-    name = details.get("device_name", "")
     dtype = keras.config.dtype_policy().compute_dtype
-    uses_tensor_float_32 = tf.config.experimental.tensor_float_32_execution_enabled()
-    return find_peak_flops(name, dtype, uses_tensor_float_32)
+    if dtype == "float32" and tf.config.experimental.tensor_float_32_execution_enabled():
+        dtype = "tensor_float32"
+    return find_peak_flops(details.get("device_name", ""), dtype)

@@ -6,16 +6,15 @@ from the files of the run. This module does not import TensorFlow.
 
 from __future__ import annotations
 
-import itertools
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.process.run_directory import read_manifest
 from trainer_kit.process.run_lock import read_heartbeat
-from trainer_kit.telemetry.metrics_jsonl import RESUME, read_active_history, superseded_path
+from trainer_kit.telemetry.metrics_jsonl import read_active_history, superseded_path
 from trainer_kit.telemetry.time_ledger import percent
 
 
@@ -23,18 +22,18 @@ from trainer_kit.telemetry.time_ledger import percent
 class Goodput:
     """What became of the time and the steps of a run, over all of its attempts.
 
-    A killed attempt ends with its last heartbeat. Those come every 5 seconds, so the numbers may be
-    wrong by so much for each kill.
+    Steps are counted as far as they were reported. Those of a loop that a kill has cut short are
+    not among them, and its time is neither training nor lost. A killed attempt ends with its last
+    heartbeat, up to 5 seconds before the kill.
 
     Attributes:
-      attempts: The number of starts that trained or were about to.
-      steps: The steps that count: trained, reported and not trained again.
+      attempts: The number of processes that have trained or prepared to train.
+      steps: The steps that count.
       lost_steps: The steps that were trained again, after a kill or a rollback.
       seconds: The time from the first start to the last sign of life. The time after an attempt
         that had finished its run is left out.
-      training_seconds: The time in training loops whose steps count.
-      lost_seconds: The time in training loops whose steps were trained again, as far as they were
-        reported.
+      training_seconds: The time of the steps that count, with their wait for data.
+      lost_seconds: The time of the lost steps.
       waiting_seconds: The time between attempts.
     """
 
@@ -48,41 +47,19 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """The goodput: the share of the time in training loops whose steps count, from 0 to 1."""
+        """The goodput: the share of the time in steps that count, from 0 to 1."""
         return self.training_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
-        restarts = self.attempts - 1
-        plural = "" if restarts == 1 else "s"
         return (
             f"goodput: {percent(self.share)} of {self.seconds:.1f} s trained the {self.steps} steps"
-            f" that count; {restarts} restart{plural}, {self.lost_steps} steps trained again"
+            f" that count; {self.attempts} attempts, {self.lost_steps} steps trained again"
             f" ({self.lost_seconds:.1f} s), {self.waiting_seconds:.1f} s between attempts"
         )
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """One process of a run.
-
-    Attributes:
-      begin, end: The time of its start and of its last sign of life.
-      first_step: The step from which it trained.
-      last_step: The step at its last sign of life.
-      has_finished: Whether it ended because nothing was left to do.
-    """
-
-    begin: datetime
-    end: datetime
-    first_step: int
-    last_step: int
-    has_finished: bool
-
-
 def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None) -> Goodput | None:
-    """Returns the goodput of the run in `model_dir`.
-
-    Returns None if the folder has no manifest and heartbeat of a run.
+    """Returns the goodput of the run in `model_dir`. None if the folder has no heartbeat of a run.
 
     Args:
       model_dir: The folder of the run.
@@ -92,93 +69,45 @@ def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None)
     Raises:
       StorageError: when a file cannot be read.
     """
-    attempts = _read_attempts(model_dir, now)
-    if not attempts:
+    heartbeat: Any = read_heartbeat(model_dir)
+    if heartbeat is None:
         return None
-    metrics_path = os.path.join(model_dir, "metrics.jsonl")
-    history = read_active_history(metrics_path)
-    loops = [record for record in history if record["kind"] == "train"]
-    first_step = attempts[0].first_step
-    last_step = loops[-1]["step"] if loops else first_step
+    attempts = [*heartbeat.get("earlier", ()), heartbeat]
+    begin_times = [datetime.fromisoformat(attempt["started"]) for attempt in attempts]
+    end_times = [datetime.fromisoformat(attempt["beat"]) for attempt in attempts]
+    if now is not None:
+        end_times[-1] = now
 
-    # The lines that were superseded follow the step to which the run went back.
-    rollbacks: list[tuple[int, int]] = []
-    lost_seconds = 0.0
-    for record in files.read_json_lines(superseded_path(metrics_path)):
-        if record["kind"] == RESUME:
-            rollbacks.append((record["step"], record["step"]))
-        elif record["kind"] == "train" and rollbacks:
-            rollbacks[-1] = (rollbacks[-1][0], record["step"])
-            lost_seconds += float(record["seconds"] or 0.0)
-
-    lost_steps = 0
+    seconds = (end_times[-1] - begin_times[0]).total_seconds()
     waiting_seconds = 0.0
-    finished_seconds = 0.0
-    for attempt, next_attempt in itertools.pairwise(attempts):
-        pause = max(0.0, (next_attempt.begin - attempt.end).total_seconds())
-        if attempt.has_finished:
-            finished_seconds += pause
+    for attempt, end, begin in zip(attempts, end_times, begin_times[1:], strict=False):
+        pause = (begin - end).total_seconds()
+        if attempt["ended"] == "done":
+            seconds -= pause
         else:
             waiting_seconds += pause
 
-        # The last report or the last heartbeat before the kill has the higher step.
-        resumed_step = next_attempt.first_step
-        reached_step = max(attempt.last_step, resumed_step)
-        for rollback in rollbacks:
-            if rollback[0] == resumed_step:
-                reached_step = max(reached_step, rollback[1])
-                rollbacks.remove(rollback)
-                break
-        lost_steps += reached_step - resumed_step
-    # The other rollbacks were inside an attempt.
-    lost_steps += sum(reached_step - step for step, reached_step in rollbacks)
-
-    seconds = (attempts[-1].end - attempts[0].begin).total_seconds() - finished_seconds
+    metrics_path = os.path.join(model_dir, "metrics.jsonl")
+    steps, training_seconds = _sum_loops(read_active_history(metrics_path))
+    superseded = files.read_json_lines(superseded_path(metrics_path))
+    lost_steps, lost_seconds = _sum_loops(superseded)
     return Goodput(
         attempts=len(attempts),
-        steps=max(0, last_step - first_step),
+        steps=steps,
         lost_steps=lost_steps,
         seconds=seconds,
-        training_seconds=sum(record.get("seconds") or 0.0 for record in loops),
+        training_seconds=training_seconds,
         lost_seconds=lost_seconds,
         waiting_seconds=waiting_seconds,
     )
 
 
-def _read_attempts(model_dir: str | os.PathLike[str], now: datetime | None) -> list[_Attempt]:
-    """Returns the attempts that the manifest records, from the heartbeats of their processes.
-
-    Processes that ended before they were recorded, since nothing was left to do or their model
-    could not be built, are left out.
-    """
-    heartbeat: Any = read_heartbeat(model_dir)
-    starts = read_manifest(model_dir).get("starts")
-    if heartbeat is None or not isinstance(starts, list):
-        return []
-
-    beats = [*heartbeat.get("earlier", ()), heartbeat]
-    begins = [datetime.fromisoformat(beat["started"]) for beat in beats]
-    ends = [datetime.fromisoformat(beat["beat"]) for beat in beats]
-    if now is not None and not heartbeat["ended"]:
-        ends[-1] = max(ends[-1], now)
-
-    # A start belongs to the last process that had begun then. The manifest rounds times down.
-    attempts: dict[int, _Attempt] = {}
-    for start in starts:
-        time = datetime.fromisoformat(start["time"])
-        candidates = [
-            number for number, begin in enumerate(begins) if begin.replace(microsecond=0) <= time
-        ]
-        if not candidates:
-            continue
-        number = candidates[-1]
-        beat = beats[number]
-        # A process that was killed soon after its record had no heartbeat after it.
-        attempts[number] = _Attempt(
-            begin=begins[number],
-            end=max(ends[number], time),
-            first_step=int(start.get("step", 0)),
-            last_step=int(beat["step"]),
-            has_finished=beat["ended"] == "done",
-        )
-    return list(attempts.values())
+def _sum_loops(records: Iterable[Mapping[str, Any]]) -> tuple[int, float]:
+    """Returns the steps and the seconds of the training loops among the lines of a history."""
+    steps = 0
+    seconds = 0.0
+    for record in records:
+        if record["kind"] == "train" and record["steps_per_second"] is not None:
+            steps += round(record["steps_per_second"] * record["seconds"])
+            seconds += record["seconds"]
+    return steps, seconds

@@ -8,13 +8,9 @@ reads the attributes `trainable_weights` and `non_trainable_weights`, or `traina
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from trainer_kit.telemetry.report_lines import format_bytes
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainer_kit.typing import Model, Variable
@@ -71,29 +67,6 @@ def count_parameters(model: Model) -> ParameterCount:
     trainable_size = sum(map(_size, trainable))
     frozen_size = sum(map(_size, frozen))
     return ParameterCount(trainable_size, frozen_size)
-
-
-def describe_slots(optimizer: Any) -> str:
-    """Returns the number and the size of an optimizer's slots, such as "optimizer: 16 slots of 1.2 MiB".
-
-    Slots are variables of weights. Scalars, such as the number of steps, are not among them.
-
-    Args:
-      optimizer: A built optimizer, or a mapping of them by name.
-    """
-    optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
-    slots: list[Any] = []
-    for member in optimizers:
-        # Of tf_keras it is a method.
-        variables = member.variables() if callable(member.variables) else member.variables
-        slots += [variable for variable in variables if len(variable.shape) > 0]
-
-    size = 0
-    for slot in slots:
-        # A variable of Keras 3 names its dtype. NumPy knows bfloat16 once TensorFlow is imported.
-        item_size = np.dtype(getattr(slot.dtype, "as_numpy_dtype", slot.dtype)).itemsize
-        size += item_size * _size(slot)
-    return f"optimizer: {len(slots)} slots of {format_bytes(size)}"
 
 
 def _deduplicate(variables: Iterable[Variable]) -> list[Variable]:

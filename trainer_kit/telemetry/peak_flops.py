@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import re
 
-TENSOR_FLOAT_32 = "tensor_float32"
 _TERA = 1e12
-# The dtypes in the order of the numbers. None: the GPU has no such mode.
-_DTYPES = ("bfloat16", "float16", TENSOR_FLOAT_32, "float32")
-# Teraflops, by the name that the driver reports without the words for the maker and the series.
-_TERAFLOPS: dict[str, tuple[float | None, ...]] = {
+# The dtype tensor_float32 is float32 whose products may use TensorFloat-32. GPUs without it compute
+# in float32.
+_DTYPES = ("bfloat16", "float16", "tensor_float32", "float32")
+# Teraflops for each dtype, by the name that the driver reports without maker and series. 0 where
+# the GPU has no such mode.
+_TERAFLOPS = {
     r"H200": (989.5, 989.5, 494.5, 67.0),
     r"H200 NVL": (835.5, 835.5, 417.5, 60.0),
     r"H100 80GB HBM3": (989.5, 989.5, 494.5, 67.0),
@@ -31,35 +32,28 @@ _TERAFLOPS: dict[str, tuple[float | None, ...]] = {
     r"L40S": (362.0, 362.0, 183.0, 91.6),
     r"L4": (121.0, 121.0, 60.0, 30.3),
     r"A10": (125.0, 125.0, 62.5, 31.2),
-    r"T4": (None, 65.0, None, 8.1),
-    r"V100-SXM[23]-.*": (None, 125.0, None, 15.7),
-    r"V100-PCIE-.*": (None, 112.0, None, 14.0),
-    r"V100S-PCIE-.*": (None, 130.0, None, 16.4),
+    r"T4": (0.0, 65.0, 8.1, 8.1),
+    r"V100-SXM[23]-.*": (0.0, 125.0, 15.7, 15.7),
+    r"V100-PCIE-.*": (0.0, 112.0, 14.0, 14.0),
     r"RTX 4090": (165.2, 165.2, 82.6, 82.6),
     r"RTX 3090": (71.0, 71.0, 35.6, 35.6),
 }
 
 
-def find_peak_flops(device_name: str, dtype: str, uses_tensor_float_32: bool) -> float | None:
+def find_peak_flops(device_name: str, dtype: str) -> float | None:
     """Returns the peak rate of one GPU for products of matrices, in FLOPs per second.
 
     Args:
       device_name: The name that the driver reports, such as "NVIDIA A100-SXM4-40GB".
-      dtype: The dtype of computation: bfloat16, float16 or float32.
-      uses_tensor_float_32: Whether products in float32 may use TensorFloat-32, as is TensorFlow's
-        default on GPUs that have it.
+      dtype: The dtype of computation: bfloat16, float16, float32, or tensor_float32 for float32
+        with TensorFloat-32, which is TensorFlow's default on GPUs that have it.
 
     Returns:
       The rate. None if the GPU is not in the table, or has no such mode.
     """
     name = re.sub(r"^((NVIDIA|Tesla|GeForce) )+", "", device_name)
     for pattern, teraflops in _TERAFLOPS.items():
-        if not re.fullmatch(pattern, name):
-            continue
-        rates = dict(zip(_DTYPES, teraflops, strict=True))
-        rate = rates.get(dtype)
-        tensor_float_rate = rates[TENSOR_FLOAT_32]
-        if dtype == "float32" and uses_tensor_float_32 and tensor_float_rate is not None:
-            rate = tensor_float_rate
-        return None if rate is None else rate * _TERA
+        if re.fullmatch(pattern, name):
+            rates = dict(zip(_DTYPES, teraflops, strict=True))
+            return _TERA * rates.get(dtype, 0.0) or None
     return None

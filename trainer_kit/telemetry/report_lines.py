@@ -105,14 +105,14 @@ def format_epoch_progress(progress: EpochProgress) -> str:
 def format_rates(report: Report) -> list[str]:
     """Returns the speed of a loop and its use of the devices, as far as they are known.
 
-    Where the tokens per second are known, they stand in place of the examples per second.
+    The tokens per second stand in place of the examples per second.
     """
-    rates = [(report.steps_per_second, "steps/s")]
-    if report.tokens_per_second is not None:
-        rates.append((report.tokens_per_second, "tokens/s"))
-    else:
-        rates.append((report.examples_per_second, "examples/s"))
-
+    has_tokens = report.tokens_per_second is not None
+    rates = (
+        (report.steps_per_second, "steps/s"),
+        (None if has_tokens else report.examples_per_second, "examples/s"),
+        (report.tokens_per_second, "tokens/s"),
+    )
     texts = []
     for rate, unit in rates:
         if rate is None:
@@ -125,23 +125,10 @@ def format_rates(report: Report) -> list[str]:
             texts.append(f"{rate:.3g} {unit}")
 
     if report.flops_utilization is not None:
-        percentage = 100 * report.flops_utilization
-        texts.append(f"MFU {percentage:.2g} %")
+        texts.append(f"MFU {100 * report.flops_utilization:.2g} %")
     if report.peak_memory_bytes is not None:
-        memory = format_bytes(report.peak_memory_bytes)
-        texts.append(f"peak {memory}")
+        texts.append(f"peak {report.peak_memory_bytes / 2**30:.3g} GiB")
     return texts
-
-
-def format_bytes(count: float) -> str:
-    """Returns a number of bytes in the largest binary unit, such as "1.5 GiB" or "24 B"."""
-    units = ["B", "KiB", "MiB", "GiB"]
-    exponent = 0
-    while count >= 1024 and exponent < len(units) - 1:
-        count /= 1024
-        exponent += 1
-    number = format_number(count, digits=3)
-    return f"{number} {units[exponent]}"
 
 
 def format_time_left(report: Report, elapsed: float = 0.0) -> list[str]:
