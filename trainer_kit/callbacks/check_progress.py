@@ -57,17 +57,19 @@ class CheckProgress(Callback):
         loss = get_training_loss(logs)
         print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
         named_variables = optimizer_variables(run.trainer.optimizer, run.trainer.model)
-        slots = []
+        slots = 0
+        slot_bytes = 0
         for variable in tf.nest.flatten(named_variables):
             # Scalars, such as the number of steps, are no slots.
             if isinstance(variable, tf.Variable) and variable.shape.rank:
-                slots.append(variable)
-        slot_bytes = sum(slot.dtype.size * slot.shape.num_elements() for slot in slots)
-        sizes = f"{len(slots)} optimizer slots of {slot_bytes / 2**20:.3g} MiB"
+                slots += 1
+                slot_bytes += variable.dtype.size * variable.shape.num_elements()
+        mebibytes = slot_bytes / 2**20
+        print(f"      {slots} optimizer slots of {mebibytes:.3g} MiB")
         memory = read_peak_memory()
         if memory is not None:
-            sizes += f"; peak memory of a step: {memory / 2**30:.3g} GiB"
-        print(f"      {sizes}")
+            gibibytes = memory / 2**30
+            print(f"      peak memory of a step: {gibibytes:.3g} GiB")
         if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 

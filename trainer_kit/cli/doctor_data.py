@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
-from trainer_kit.cli.view.pictures import check_picture, save_picture
 from trainer_kit.errors import DataError, ExitCode, UsageError
+from trainer_kit.files import write_bytes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _SECONDS = 5.0
 _STAGE_ELEMENTS = 500
 _STAGE_SECONDS = 0.5
-# The number of rows and columns of the picture.
-_SIDE = 4
+# The number of images in the picture.
+_IMAGES = 16
 _HINT = (
     "the stages of this data cannot be measured one by one; return a Source, such as"
     " TFRecordSource, from build_inputs, or trace some steps of a run with --profile"
@@ -52,8 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.batches < 1:
         raise UsageError(f"--batches={arguments.batches}: give a number of at least 1")
-    if arguments.picture:
-        check_picture(arguments.picture)
     config, task_type = resolve_task(arguments)
 
     # These import TensorFlow, after mistakes in the arguments were reported.
@@ -65,12 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory() as folder, prepare_runtime(config).scope():
         task = task_type(config.task, logging_dir=folder)
-        params = getattr(config.task, "train_data", None)
-        data = call_build_inputs(get_build_inputs(task, params), params)
-        dataset = data.at(0) if isinstance(data, Source) else data
-        dataset = with_private_threadpool(dataset, config.runtime)
-        stages = data.stages(0) if hasattr(data, "stages") else {}
-        with explain_read_errors(lambda: (data, dataset), lambda: None):
+        params: Any = getattr(config.task, "train_data", None)
+        build_inputs = get_build_inputs(task, params)
+        data = call_build_inputs(build_inputs, params)
+        stages = {}
+        if hasattr(data, "stages"):
+            stages = data.stages(0)
+        if isinstance(data, Source):
+            data = data.at(0)
+        dataset = with_private_threadpool(data, config.runtime)
+        with explain_read_errors(lambda: (dataset,), lambda: None):
             _examine(dataset, stages, arguments)
     return ExitCode.DONE
 
@@ -86,42 +88,58 @@ def _examine(
     from trainer_kit.inputs import data_examination
 
     # The speed of the whole, as a run reads it.
-    first_seconds, seconds = data_examination.measure_speed(dataset, arguments.batches, _SECONDS)
-    tensors = dict(data_examination.iterate_tensors(next(iter(dataset))))
-    batch_size = max((len(tensor) for tensor in tensors.values() if tensor.shape.rank), default=1)
+    batches = arguments.batches
+    first_seconds, seconds = data_examination.measure_speed(dataset, batches, _SECONDS)
+    first_batch = next(iter(dataset))
+    named_tensors = data_examination.iterate_tensors(first_batch)
+    tensors = dict(named_tensors)
+    sizes = [tensor.shape[0] for tensor in tensors.values() if tensor.shape.rank]
+    batch_size = max(sizes, default=1)
+    rate = batch_size / seconds
+    milliseconds = 1000 * seconds
     print(
-        f"without a model: {batch_size / seconds:.0f} examples/s, a batch of {batch_size} every"
-        f" {1000 * seconds:.3g} ms; the first batch came after {first_seconds:.3g} s"
+        f"without a model: {rate:.0f} examples/s,"
+        f" a batch of {batch_size} every {milliseconds:.3g} ms;"
+        f" the first batch came after {first_seconds:.3g} s"
     )
 
     # The stages, one after another.
-    print("milliseconds of each stage for a batch, on one thread:" if stages else _HINT)
+    title = "milliseconds of each stage for a batch, on one thread:"
+    print(title if stages else _HINT)
     seconds_by_stage = data_examination.measure_stages(stages, _STAGE_ELEMENTS, _STAGE_SECONDS)
     slowest_seconds = max(seconds_by_stage.values(), default=0.0)
     for name, stage_seconds in seconds_by_stage.items():
-        mark = "  <- the slowest" if stage_seconds == slowest_seconds else ""
-        print(f"{1000 * stage_seconds:10.2f}  {name}{mark}")
+        is_slowest = stage_seconds == slowest_seconds
+        mark = "  <- the slowest" if is_slowest else ""
+        milliseconds = 1000 * stage_seconds
+        print(f"{milliseconds:10.2f}  {name}{mark}")
 
     # The values.
-    print(f"values in the first {arguments.batches} batches:")
-    summaries = data_examination.summarize_batches(dataset, arguments.batches)
+    print(f"values in the first {batches} batches:")
+    summaries = data_examination.summarize_batches(dataset, batches)
     problems = []
     for name, tensor in tensors.items():
-        line = f"{name}: {tensor.dtype.name} {tuple(tensor.shape)}"
+        shape = tuple(tensor.shape)
+        line = f"    {name}: {tensor.dtype.name} {shape}"
         summary = summaries.get(name)
         if summary is None:
-            print(f"    {line}")
+            print(line)
             continue
-        print(f"    {line}, from {summary.lowest:.4g} to {summary.highest:.4g}")
-        if summary.first_place is not None:
-            batch, row = summary.first_place
-            place = f"row {row} of batch {batch}"
-            if data_examination.ORDER in stages:
-                order = stages[data_examination.ORDER]
-                index = data_examination.find_example(order, batch * batch_size + row)
-                place = f"example {index}, {place}"
-            count = summary.num_not_finite
-            problems.append(f"{name} has {count} NaN or infinite values, the first in {place}")
+        print(f"{line}, from {summary.lowest:.4g} to {summary.highest:.4g}")
+        if summary.first_place is None:
+            continue
+
+        # What a Source knows of the example.
+        batch, row = summary.first_place
+        place = f"row {row} of batch {batch}"
+        order = stages.get(data_examination.ORDER)
+        if order is not None:
+            position = batch * batch_size + row
+            index = data_examination.find_example(order, position)
+            place = f"example {index}, {place}"
+        problems.append(
+            f"{name} has {summary.num_not_finite} NaN or infinite values, the first in {place}"
+        )
 
     if arguments.picture:
         _save_sample(tensors.values(), arguments.picture)
@@ -129,29 +147,31 @@ def _examine(
         raise DataError("; ".join(problems))
 
 
-def _save_sample(tensors: Iterable[Any], path: str) -> None:
+def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
     """Saves the first images of a batch as a picture.
 
     Raises:
-      UsageError: when no tensor looks like images, or the picture cannot be written.
+      UsageError: when no tensor looks like images.
+      StorageError: when the picture cannot be written.
     """
     import numpy as np
-    from matplotlib.figure import Figure
+    import tensorflow as tf
+
+    from trainer_kit.callbacks.sample_pictures import image_grid
 
     for tensor in tensors:
-        has_channels = len(tensor.shape) == 4 and tensor.shape[3] in (1, 3, 4)
-        if has_channels or len(tensor.shape) == 3:
+        if tensor.shape.rank == 3:
+            tensor = tensor[..., tf.newaxis]
+        if tensor.shape.rank == 4 and tensor.shape[3] in (1, 3):
             break
     else:
         raise UsageError("--picture: no tensor of the batch looks like images; leave it out")
 
-    images = tensor.numpy().astype(np.float64)
-    lowest = np.nanmin(images)
-    height = np.nanmax(images) - lowest or 1.0
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    for number, image in enumerate(images[: _SIDE**2], 1):
-        axes = figure.add_subplot(_SIDE, _SIDE, number)
-        axes.imshow(np.squeeze((image - lowest) / height), cmap="gray", vmin=0.0, vmax=1.0)
-        axes.set_axis_off()
-    save_picture(figure, path)
+    numbers = tensor[:_IMAGES].numpy().astype(np.float64)
+    images = np.nan_to_num(numbers)
+    images -= images.min()
+    images /= images.max() or 1.0
+    picture = image_grid(2.0 * images - 1.0)
+    png = tf.io.encode_png(picture)
+    write_bytes(path, png.numpy())
     print(f"images of the first batch are in {path}")

@@ -8,13 +8,14 @@ are read or written.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
+import os
 import tempfile
 from typing import TYPE_CHECKING
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
-from trainer_kit.cli.view.pictures import check_picture, save_picture
-from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 if TYPE_CHECKING:
     from trainer_kit.training.rate_range import RateRange
@@ -80,8 +81,26 @@ def _check(arguments: argparse.Namespace) -> None:
             f"--lowest={arguments.lowest:g} and --highest={arguments.highest:g}: the first has to"
             " be above 0 and below the second, and the second finite"
         )
-    if arguments.picture:
-        check_picture(arguments.picture)
+    if not arguments.picture:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            "--picture needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out"
+        )
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    file_types = FigureCanvasBase.get_supported_filetypes()
+    _, ending = os.path.splitext(arguments.picture)
+    suffix = ending.lower()
+    if suffix and suffix[1:] not in file_types:
+        suffixes = [f".{name}" for name in file_types]
+        formats = suggest_names(suffix, suffixes)
+        raise UsageError(
+            f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
+        )
+    folder = os.path.dirname(arguments.picture) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"--picture={arguments.picture}: there is no folder {folder}; create it")
 
 
 def _print(rate_range: RateRange) -> None:
@@ -142,5 +161,8 @@ def _save_picture(rate_range: RateRange, path: str) -> None:
             rate_range.suggestion, linestyle="--", label=f"suggested: {rate_range.suggestion:.2g}"
         )
     axes.legend()
-    save_picture(figure, path)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--picture={path}: the picture cannot be saved: {error}") from error
     print(f"the curve is in {path}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,13 +46,16 @@ class TensorSummary:
         is_finite = np.isfinite(values)
         finite_values = values[is_finite]
         if finite_values.size:
-            self.lowest = min(self.lowest, float(finite_values.min()))
-            self.highest = max(self.highest, float(finite_values.max()))
+            lowest = float(finite_values.min())
+            highest = float(finite_values.max())
+            self.lowest = min(self.lowest, lowest)
+            self.highest = max(self.highest, highest)
 
         places = np.argwhere(~is_finite)
         self.num_not_finite += len(places)
-        if self.first_place is None and places.size:
-            self.first_place = (batch, int(places[0, 0]))
+        if self.first_place is None and len(places):
+            row = int(places[0, 0])
+            self.first_place = (batch, row)
 
 
 def measure_speed(dataset: tf.data.Dataset, elements: int, seconds: float) -> tuple[float, float]:
@@ -71,16 +73,23 @@ def measure_speed(dataset: tf.data.Dataset, elements: int, seconds: float) -> tu
     Raises:
       DataError: when the dataset is empty.
     """
-    times = [time.perf_counter()]
-    for _ in itertools.islice(dataset, elements + 1):
-        times.append(time.perf_counter())
-        if len(times) > 2 and times[-1] - times[1] > seconds:
-            break
-    if len(times) == 1:
+    iterator = iter(dataset)
+    begin = time.perf_counter()
+    if next(iterator, None) is None:
         raise DataError("the data has no batch")
-    first_seconds = times[1] - times[0]
-    next_seconds = [later - earlier for earlier, later in itertools.pairwise(times[1:])]
-    return first_seconds, statistics.fmean(next_seconds or [first_seconds])
+    first_time = time.perf_counter()
+    first_seconds = first_time - begin
+
+    count = 0
+    next_seconds = 0.0
+    for _ in itertools.islice(iterator, elements):
+        count += 1
+        next_seconds = time.perf_counter() - first_time
+        if next_seconds > seconds:
+            break
+    if count == 0:
+        return first_seconds, first_seconds
+    return first_seconds, next_seconds / count
 
 
 def measure_stages(
@@ -128,15 +137,21 @@ def summarize_batches(dataset: tf.data.Dataset, batches: int) -> dict[str, Tenso
     summaries: dict[str, TensorSummary] = {}
     for number, batch in enumerate(dataset.take(batches)):
         for name, tensor in iterate_tensors(batch):
-            is_dense = isinstance(tensor, tf.Tensor)
-            if is_dense and (tensor.dtype.is_floating or tensor.dtype.is_integer):
+            # Texts and sparse tensors are left out.
+            if not isinstance(tensor, tf.Tensor):
+                continue
+            is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
+            if is_number:
+                values = tensor.numpy()
                 summary = summaries.setdefault(name, TensorSummary())
-                summary.add(tensor.numpy(), number)
+                summary.add(values, number)
     return summaries
 
 
 def find_example(order: tf.data.Dataset, position: int) -> int:
     """Returns the index of the example at a position in the stage "order" of a Source."""
     # Seeds may follow the indices.
-    indices = order.map(lambda *parts: parts[0]).unbatch()
-    return int(next(iter(indices.skip(position))))
+    batches = order.map(lambda *parts: parts[0])
+    indices = batches.unbatch()
+    remaining = indices.skip(position)
+    return int(next(iter(remaining)))

@@ -59,10 +59,13 @@ class DeviceUsage:
             self._flops = count_example_flops(trainer)
             if self._flops.problem:
                 _LOG.info("model FLOPs utilisation is not reported: %s", self._flops.problem)
-        if self._flops is not None and self._flops.flops and not self._flops.problem:
-            step_rate = _PASSES * self._flops.flops * examples_per_second
-            replicas = trainer.strategy.num_replicas_in_sync
-            fields["flops_utilization"] = step_rate / (peak * replicas)
+        flops = self._flops
+        if flops is None or flops.flops is None or flops.problem:
+            return fields
+        example_flops = _PASSES * flops.flops
+        replicas = trainer.strategy.num_replicas_in_sync
+        total_peak = peak * replicas
+        fields["flops_utilization"] = example_flops * examples_per_second / total_peak
         return fields
 
 
@@ -75,7 +78,8 @@ def read_peak_memory() -> int | None:
     for device in tf.config.list_logical_devices("GPU"):
         name = device.name.removeprefix("/device:")
         info = tf.config.experimental.get_memory_info(name)
-        peaks.append(int(info["peak"]))
+        peak = int(info["peak"])
+        peaks.append(peak)
     return max(peaks, default=None)
 
 
@@ -85,7 +89,10 @@ def _find_gpu_peak() -> float | None:
     if not gpus:
         return None
     details = tf.config.experimental.get_device_details(gpus[0])
-    dtype = keras.config.dtype_policy().compute_dtype
-    if dtype == "float32" and tf.config.experimental.tensor_float_32_execution_enabled():
+    name = details.get("device_name", "")
+    policy = keras.config.dtype_policy()
+    dtype = policy.compute_dtype
+    uses_tensor_float_32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    if dtype == "float32" and uses_tensor_float_32:
         dtype = "tensor_float32"
-    return find_peak_flops(details.get("device_name", ""), dtype)
+    return find_peak_flops(name, dtype)

@@ -125,9 +125,11 @@ def format_rates(report: Report) -> list[str]:
             texts.append(f"{rate:.3g} {unit}")
 
     if report.flops_utilization is not None:
-        texts.append(f"MFU {100 * report.flops_utilization:.2g} %")
+        percentage = 100 * report.flops_utilization
+        texts.append(f"MFU {percentage:.2g} %")
     if report.peak_memory_bytes is not None:
-        texts.append(f"peak {report.peak_memory_bytes / 2**30:.3g} GiB")
+        gibibytes = report.peak_memory_bytes / 2**30
+        texts.append(f"peak {gibibytes:.3g} GiB")
     return texts
 
 
