@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The limits of the measurement of the whole, and of each stage.
 _SECONDS = 5.0
 _STAGE_ELEMENTS = 500
-_STAGE_SECONDS = 0.5
+_STAGE_SECONDS = 1.5
 # The number of images in the picture.
 _IMAGES = 16
 _HINT = (

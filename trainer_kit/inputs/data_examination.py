@@ -20,8 +20,6 @@ from trainer_kit.errors import DataError
 
 # The stage whose elements are the indices of the examples.
 ORDER = "order"
-# How often each stage is measured. The fastest counts, since other programs can only slow it down.
-_ROUNDS = 3
 # The parts of a batch that is a tuple.
 _PARTS = ("features", "labels", "weights")
 
@@ -115,8 +113,7 @@ def measure_stages(
         if name == ORDER:
             continue
         serial = dataset.with_options(options)
-        rounds = [measure_speed(serial, elements, seconds) for _ in range(_ROUNDS)]
-        batch_seconds = min(average for _, average in rounds)
+        _, batch_seconds = measure_speed(serial, elements, seconds)
         seconds_by_stage[name] = max(0.0, batch_seconds - previous_seconds)
         previous_seconds = batch_seconds
     return seconds_by_stage

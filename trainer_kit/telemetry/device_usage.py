@@ -51,21 +51,22 @@ class DeviceUsage:
         if tokens:
             fields["tokens_per_second"] = tokens * examples_per_second
         peak = self._peak_flops or _find_gpu_peak()
-        if peak is None:
+        # A step of a GAN trains several models, and only its generator is counted.
+        if peak is None or hasattr(trainer.model, "latents_spec"):
             return fields
 
         # The model is traced once, for the first report.
-        if self._flops is None and trainer.batch_spec is not None:
-            self._flops = count_example_flops(trainer)
-            if self._flops.problem:
-                _LOG.info("model FLOPs utilisation is not reported: %s", self._flops.problem)
         flops = self._flops
-        if flops is None or flops.flops is None or flops.problem:
-            return fields
-        example_flops = _PASSES * flops.flops
-        replicas = trainer.strategy.num_replicas_in_sync
-        total_peak = peak * replicas
-        fields["flops_utilization"] = example_flops * examples_per_second / total_peak
+        if flops is None:
+            flops = count_example_flops(trainer)
+            self._flops = flops
+            if flops.problem:
+                _LOG.info("model FLOPs utilisation is not reported: %s", flops.problem)
+        if flops.flops is not None and not flops.problem:
+            step_flops = _PASSES * flops.flops
+            replicas = trainer.strategy.num_replicas_in_sync
+            total_peak = peak * replicas
+            fields["flops_utilization"] = step_flops * examples_per_second / total_peak
         return fields
 
 

@@ -249,13 +249,10 @@ def describe_model_cost(trainer: TrainedModel) -> str:
 
 
 def count_example_flops(trainer: TrainedModel) -> FlopsResult:
-    """Returns the FLOPs of the trainer's model for one example. See `count_flops`.
-
-    Args:
-      trainer: The trainer, whose `batch_spec` is known.
-    """
+    """Returns the FLOPs of the trainer's model for one example. See `count_flops`."""
     features = trainer.batch_spec
-    assert features is not None
+    if features is None:
+        return FlopsResult(None, "the batch is not known")
     # Labels and weights may follow the features.
     if isinstance(features, tuple) and len(features) <= 3:
         features = features[0]
