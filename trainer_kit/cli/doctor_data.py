@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 # The limits of the measurement of the whole, and of each stage.
-_SECONDS = 5.0
-_STAGE_ELEMENTS = 500
+_SECONDS = 3.0
 _STAGE_SECONDS = 1.5
 # The number of images in the picture.
 _IMAGES = 16
@@ -85,73 +84,76 @@ def _examine(
     Raises:
       DataError: when the data is empty, or has values that are not finite.
     """
-    from trainer_kit.inputs import data_examination
+    from trainer_kit.inputs.data_examination import (
+        ORDER,
+        find_example,
+        iterate_tensors,
+        measure_speed,
+        measure_stages,
+        summarize_batches,
+    )
 
     # The speed of the whole, as a run reads it.
     batches = arguments.batches
-    first_seconds, seconds = data_examination.measure_speed(dataset, batches, _SECONDS)
+    speed = measure_speed(dataset, _SECONDS)
     first_batch = next(iter(dataset))
-    named_tensors = data_examination.iterate_tensors(first_batch)
+    named_tensors = iterate_tensors(first_batch)
     tensors = dict(named_tensors)
-    sizes = [tensor.shape[0] for tensor in tensors.values() if tensor.shape.rank]
-    batch_size = max(sizes, default=1)
-    rate = batch_size / seconds
-    milliseconds = 1000 * seconds
+    features = next(iter(tensors.values()))
+    # Interleaved tasks begin with the number of the task.
+    batch_size = features.shape[0] if features.shape.rank else 1
+    rate = batch_size / speed.mean_seconds
+    milliseconds = 1000 * speed.mean_seconds
     print(
         f"without a model: {rate:.0f} examples/s,"
         f" a batch of {batch_size} every {milliseconds:.3g} ms;"
-        f" the first batch came after {first_seconds:.3g} s"
+        f" the first batch came after {speed.first_seconds:.3g} s"
     )
 
     # The stages, one after another.
     title = "milliseconds of each stage for a batch, on one thread:"
     print(title if stages else _HINT)
-    seconds_by_stage = data_examination.measure_stages(stages, _STAGE_ELEMENTS, _STAGE_SECONDS)
-    slowest_seconds = max(seconds_by_stage.values(), default=0.0)
+    seconds_by_stage = measure_stages(stages, _STAGE_SECONDS)
     for name, stage_seconds in seconds_by_stage.items():
-        is_slowest = stage_seconds == slowest_seconds
-        mark = "  <- the slowest" if is_slowest else ""
         milliseconds = 1000 * stage_seconds
-        print(f"{milliseconds:10.2f}  {name}{mark}")
+        print(f"{milliseconds:10.2f}  {name}")
 
     # The values.
     print(f"values in the first {batches} batches:")
-    summaries = data_examination.summarize_batches(dataset, batches)
-    problems = []
+    summaries = summarize_batches(dataset, batches)
+    problem = ""
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         line = f"    {name}: {tensor.dtype.name} {shape}"
-        summary = summaries.get(name)
-        if summary is None:
-            print(line)
-            continue
-        print(f"{line}, from {summary.lowest:.4g} to {summary.highest:.4g}")
+        summary = summaries[name]
+        if summary.is_number:
+            line += f", from {summary.lowest:.4g} to {summary.highest:.4g}"
+        print(line)
         if summary.first_place is None:
             continue
 
         # What a Source knows of the example.
         batch, row = summary.first_place
         place = f"row {row} of batch {batch}"
-        order = stages.get(data_examination.ORDER)
+        order = stages.get(ORDER)
         if order is not None:
             position = batch * batch_size + row
-            index = data_examination.find_example(order, position)
+            index = find_example(order, position)
             place = f"example {index}, {place}"
-        problems.append(
-            f"{name} has {summary.num_not_finite} NaN or infinite values, the first in {place}"
-        )
+        count = summary.num_not_finite
+        problem = f"{name} has {count} NaN or infinite values, the first in {place}"
 
     if arguments.picture:
         _save_sample(tensors.values(), arguments.picture)
-    if problems:
-        raise DataError("; ".join(problems))
+    if problem:
+        raise DataError(problem)
 
 
 def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
     """Saves the first images of a batch as a picture.
 
     Raises:
-      UsageError: when no tensor looks like images.
+      UsageError: when no tensor has the shape of images.
       StorageError: when the picture cannot be written.
     """
     import numpy as np
@@ -160,12 +162,14 @@ def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
     from trainer_kit.callbacks.sample_pictures import image_grid
 
     for tensor in tensors:
-        if tensor.shape.rank == 3:
-            tensor = tensor[..., tf.newaxis]
-        if tensor.shape.rank == 4 and tensor.shape[3] in (1, 3):
+        shape = tensor.shape
+        if shape.rank == 4 and shape[3] in (1, 3):
             break
     else:
-        raise UsageError("--picture: no tensor of the batch looks like images; leave it out")
+        raise UsageError(
+            "--picture: no tensor of the batch has the shape of images, [batch, height, width,"
+            " 1 or 3]; leave it out"
+        )
 
     numbers = tensor[:_IMAGES].numpy().astype(np.float64)
     images = np.nan_to_num(numbers)

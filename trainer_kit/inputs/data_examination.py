@@ -5,7 +5,6 @@ All functions run eagerly, on the host.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -24,16 +23,31 @@ ORDER = "order"
 _PARTS = ("features", "labels", "weights")
 
 
+@dataclass(frozen=True)
+class Speed:
+    """The speed of a dataset.
+
+    Attributes:
+      first_seconds: The seconds until the first element came.
+      mean_seconds: The mean seconds between the next elements. `first_seconds` if there are none.
+    """
+
+    first_seconds: float
+    mean_seconds: float
+
+
 @dataclass
 class TensorSummary:
     """The values of one tensor of the batches.
 
     Attributes:
+      is_number: Whether the tensor has numbers. A text or a sparse tensor has none.
       lowest, highest: The lowest and the highest finite value so far.
       num_not_finite: The number of values that are NaN or infinite so far.
       first_place: The batch and the row of the first of them. They count from 0.
     """
 
+    is_number: bool = False
     lowest: float = math.inf
     highest: float = -math.inf
     num_not_finite: int = 0
@@ -41,6 +55,7 @@ class TensorSummary:
 
     def add(self, values: np.ndarray, batch: int) -> None:
         """Adds the values of a batch, whose first dimension counts the examples."""
+        self.is_number = True
         is_finite = np.isfinite(values)
         finite_values = values[is_finite]
         if finite_values.size:
@@ -56,17 +71,12 @@ class TensorSummary:
             self.first_place = (batch, row)
 
 
-def measure_speed(dataset: tf.data.Dataset, elements: int, seconds: float) -> tuple[float, float]:
-    """Reads a dataset and does nothing else.
+def measure_speed(dataset: tf.data.Dataset, seconds: float) -> Speed:
+    """Reads a dataset, does nothing else, and returns its speed.
 
     Args:
       dataset: The dataset.
-      elements: The number of elements to read after the first one, at most.
-      seconds: The time after which no further element is read.
-
-    Returns:
-      The seconds until the first element came, and the mean seconds between the next ones. Both are
-      equal if there was only one element.
+      seconds: The time after the first element, after which no further one is read.
 
     Raises:
       DataError: when the dataset is empty.
@@ -80,19 +90,18 @@ def measure_speed(dataset: tf.data.Dataset, elements: int, seconds: float) -> tu
 
     count = 0
     next_seconds = 0.0
-    for _ in itertools.islice(iterator, elements):
+    for _ in iterator:
         count += 1
         next_seconds = time.perf_counter() - first_time
         if next_seconds > seconds:
             break
-    if count == 0:
-        return first_seconds, first_seconds
-    return first_seconds, next_seconds / count
+    mean_seconds = first_seconds
+    if count:
+        mean_seconds = next_seconds / count
+    return Speed(first_seconds, mean_seconds)
 
 
-def measure_stages(
-    stages: dict[str, tf.data.Dataset], elements: int, seconds: float
-) -> dict[str, float]:
+def measure_stages(stages: dict[str, tf.data.Dataset], seconds: float) -> dict[str, float]:
     """Returns the seconds that each stage takes for a batch, on one thread.
 
     Each dataset is read alone. The time of a stage is what it adds to the stages before it. That of
@@ -100,7 +109,7 @@ def measure_stages(
 
     Args:
       stages: The datasets after each stage, by its name. See Source.
-      elements, seconds: The limits for each stage. See `measure_speed`.
+      seconds: The limit for each stage. See `measure_speed`.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -113,34 +122,32 @@ def measure_stages(
         if name == ORDER:
             continue
         serial = dataset.with_options(options)
-        _, batch_seconds = measure_speed(serial, elements, seconds)
-        seconds_by_stage[name] = max(0.0, batch_seconds - previous_seconds)
-        previous_seconds = batch_seconds
+        speed = measure_speed(serial, seconds)
+        added_seconds = speed.mean_seconds - previous_seconds
+        seconds_by_stage[name] = max(0.0, added_seconds)
+        previous_seconds = speed.mean_seconds
     return seconds_by_stage
 
 
 def iterate_tensors(batch: Any) -> Iterator[tuple[str, Any]]:
     """Yields the name of each tensor of a batch, such as "features/image", and the tensor."""
-    has_parts = isinstance(batch, tuple) and len(batch) <= len(_PARTS)
-    for path, tensor in keras.tree.flatten_with_path(batch):
-        names = [str(key) for key in path]
-        if has_parts:
-            names[0] = _PARTS[path[0]]
-        yield "/".join(names) or _PARTS[0], tensor
+    parts = batch
+    if isinstance(batch, tuple) and len(batch) <= len(_PARTS):
+        parts = dict(zip(_PARTS, batch, strict=False))
+    for path, tensor in keras.tree.flatten_with_path(parts):
+        name = "/".join(map(str, path))
+        yield name or _PARTS[0], tensor
 
 
 def summarize_batches(dataset: tf.data.Dataset, batches: int) -> dict[str, TensorSummary]:
-    """Returns the values of each dense tensor of numbers over the first batches, by its name."""
+    """Returns the values of each tensor over the first batches, by its name."""
     summaries: dict[str, TensorSummary] = {}
     for number, batch in enumerate(dataset.take(batches)):
         for name, tensor in iterate_tensors(batch):
-            # Texts and sparse tensors are left out.
-            if not isinstance(tensor, tf.Tensor):
-                continue
-            is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
-            if is_number:
-                values = tensor.numpy()
-                summary = summaries.setdefault(name, TensorSummary())
+            summary = summaries.setdefault(name, TensorSummary())
+            # Texts and sparse tensors are no arrays of numbers.
+            values = np.asarray(tensor)
+            if values.dtype != object:
                 summary.add(values, number)
     return summaries
 

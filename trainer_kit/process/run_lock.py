@@ -52,8 +52,7 @@ class Heartbeat(TypedDict):
       phase: The phase of the process.
       beat: The time of the heartbeat.
       ended: How the run ended. None while the process lives, and after a kill.
-      earlier: The last heartbeats of earlier processes of the run, the oldest first, with their
-        started, beat and ended.
+      earlier: The last heartbeats of earlier processes of the run, the oldest first.
     """
 
     host: str
@@ -71,10 +70,6 @@ _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "b
 
 # The errors of a file system without flock.
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-
-# What a heartbeat keeps of each earlier one, and of how many.
-_KEPT_ENTRIES = ("started", "beat", "ended")
-_MAX_EARLIER = 1000
 
 # The number of beats for which the heartbeat of another machine is watched.
 _BEATS_TO_WATCH = 4
@@ -223,11 +218,10 @@ class RunLock:
         _held_locks.add(self)
         try:
             self._claim()
-            previous = cast("dict[str, Any] | None", self._read_heartbeat())
+            previous: Any = self._read_heartbeat()
             if previous is not None:
-                last = {name: previous[name] for name in _KEPT_ENTRIES}
-                earlier = [*previous.get("earlier", ()), last]
-                self._earlier = earlier[-_MAX_EARLIER:]
+                earlier = previous.pop("earlier", ())
+                self._earlier = [*earlier, previous]
             call_within(_GRACE, self._reader.read)
             self._write_heartbeat()
         except BaseException:

@@ -221,8 +221,7 @@ def _account_for_time(
         trainer.strategy
     )
     data_check = ""
-    source = trainer.data.source if isinstance(trainer, Trainer) else None
-    if isinstance(source, Source):
+    if isinstance(trainer, Trainer) and isinstance(trainer.data.source, Source):
         experiment = plan.options.experiment or "EXPERIMENT"
         data_check = f"trainer-kit doctor data {shlex.quote(experiment)}"
     settings = RunSettings(

@@ -6,6 +6,7 @@ from the files of the run. This module does not import TensorFlow.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,9 @@ class Goodput:
     @property
     def share(self) -> float:
         """The goodput: the share of the time in steps that count, from 0 to 1."""
-        return self.training_seconds / self.seconds if self.seconds > 0 else 0.0
+        if self.seconds <= 0:
+            return 0.0
+        return self.training_seconds / self.seconds
 
     def __str__(self) -> str:
         return (
@@ -73,15 +76,16 @@ def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None)
     if heartbeat is None:
         return None
     attempts = [*heartbeat.get("earlier", ()), heartbeat]
-    begin_times = [datetime.fromisoformat(attempt["started"]) for attempt in attempts]
-    end_times = [datetime.fromisoformat(attempt["beat"]) for attempt in attempts]
-    if now is not None:
-        end_times[-1] = now
+    begin = datetime.fromisoformat(attempts[0]["started"])
+    end = now or datetime.fromisoformat(heartbeat["beat"])
+    lifetime = end - begin
+    seconds = lifetime.total_seconds()
 
-    seconds = (end_times[-1] - begin_times[0]).total_seconds()
     waiting_seconds = 0.0
-    for attempt, end, begin in zip(attempts, end_times, begin_times[1:], strict=False):
-        pause = (begin - end).total_seconds()
+    for attempt, next_attempt in itertools.pairwise(attempts):
+        attempt_end = datetime.fromisoformat(attempt["beat"])
+        next_begin = datetime.fromisoformat(next_attempt["started"])
+        pause = (next_begin - attempt_end).total_seconds()
         if attempt["ended"] == "done":
             seconds -= pause
         else:

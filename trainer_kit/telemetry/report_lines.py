@@ -107,10 +107,12 @@ def format_rates(report: Report) -> list[str]:
 
     The tokens per second stand in place of the examples per second.
     """
-    has_tokens = report.tokens_per_second is not None
+    examples_per_second = report.examples_per_second
+    if report.tokens_per_second is not None:
+        examples_per_second = None
     rates = (
         (report.steps_per_second, "steps/s"),
-        (None if has_tokens else report.examples_per_second, "examples/s"),
+        (examples_per_second, "examples/s"),
         (report.tokens_per_second, "tokens/s"),
     )
     texts = []
