@@ -5,6 +5,7 @@ All functions run eagerly, on the host.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -85,20 +86,31 @@ def measure_speed(dataset: tf.data.Dataset, seconds: float) -> Speed:
     begin = time.perf_counter()
     if next(iterator, None) is None:
         raise DataError("the data has no batch")
-    first_time = time.perf_counter()
-    first_seconds = first_time - begin
+    first_seconds = time.perf_counter() - begin
 
     count = 0
     next_seconds = 0.0
-    for _ in iterator:
-        count += 1
-        next_seconds = time.perf_counter() - first_time
-        if next_seconds > seconds:
-            break
+    chunk = tf.constant(1)
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        # The function is traced.
+        skip_elements(iterator, chunk)
+        begin = time.perf_counter()
+        while next_seconds < seconds:
+            skip_elements(iterator, chunk)
+            next_seconds = time.perf_counter() - begin
+            count += int(chunk)
+            chunk *= 2
     mean_seconds = first_seconds
     if count:
         mean_seconds = next_seconds / count
     return Speed(first_seconds, mean_seconds)
+
+
+@tf.function
+def skip_elements(iterator: tf.data.Iterator, count: tf.Tensor) -> None:
+    """Takes elements as a training loop does: in graph, without Python between them."""
+    for _ in tf.range(count):
+        next(iterator)
 
 
 def measure_stages(stages: dict[str, tf.data.Dataset], seconds: float) -> dict[str, float]:
