@@ -27,6 +27,7 @@ class CharLmTask(trainer_kit.Task):
 
         It maps characters, int32 [batch, context], to logits [batch, context, VOCABULARY].
         """
+        self.tokens_per_example = self.task_config.model.context
         return build_transformer(self.task_config.model, VOCABULARY)
 
     def build_inputs(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback, Evaluation, Loop, Run
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
+from trainer_kit.telemetry.device_usage import DeviceUsage
 from trainer_kit.telemetry.report import CHANGE, EpochProgress, Report, Writer
 from trainer_kit.training.loops.intervals import Epochs
 from trainer_kit.training.metric_set import to_numpy
@@ -27,17 +28,23 @@ class MetricsReporter(Callback):
         example rate is reported.
       best: The owner of the best checkpoints, whose best value is reported. None if the run has
         none.
+      usage: Measures the use of the devices after each loop. None: it is not reported.
     """
 
     chief_only = False
     name = "report"
 
     def __init__(
-        self, writer: Writer, batch_size: int = 0, best: BestCheckpoints | None = None
+        self,
+        writer: Writer,
+        batch_size: int = 0,
+        best: BestCheckpoints | None = None,
+        usage: DeviceUsage | None = None,
     ) -> None:
         self._writer = writer
         self._batch_size = batch_size
         self._best = best
+        self._usage = usage
         self._reported_loop: Loop | None = None
         self._logs: Mapping[str, object] = {}
         self._evaluations: list[Evaluation] = []
@@ -75,6 +82,9 @@ class MetricsReporter(Callback):
             remaining_steps = max(0, run.total_steps - loop.end)
             seconds_left = remaining_steps * (now - first_time) / (loop.end - first_step)
 
+        machine_fields: dict[str, float] = {}
+        if self._usage is not None:
+            machine_fields = self._usage.measure(run.trainer, examples_per_second)
         self._write(
             run,
             kind="train",
@@ -84,6 +94,7 @@ class MetricsReporter(Callback):
             examples_per_second=examples_per_second,
             seconds=loop.seconds,
             seconds_left=seconds_left,
+            **machine_fields,
         )
 
     def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:

@@ -14,6 +14,7 @@ from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEval
 from trainer_kit.cli.view.run_status import read_settings, require_run
 from trainer_kit.cli.view.tables import Table, format_metric, print_tables
 from trainer_kit.errors import ExitCode
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.scalars import to_json_number
 
 
@@ -67,6 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
             build_table(name, evaluations, choice, folder) for name, evaluations in shown.items()
         ]
         print_tables(tables, sys.stdout)
+        goodput = read_goodput(folder)
+        if goodput is not None and goodput.attempts > 1:
+            print(goodput)
     return ExitCode.DONE
 
 

@@ -26,6 +26,7 @@ from trainer_kit.cli import (
     checkpoint_diff,
     checkpoint_list,
     checkpoint_rename,
+    doctor_data,
     doctor_learning_rate,
     doctor_resume,
     evals,
@@ -59,6 +60,7 @@ VERBS = {
 CHECKS = {
     "resume": doctor_resume,
     "learning_rate": doctor_learning_rate,
+    "data": doctor_data,
 }
 
 # The commands of the verb `checkpoint`.
@@ -70,7 +72,7 @@ CHECKPOINTS = {
 }
 _TRAIN = "Runs an experiment. It is the program python -m trainer_kit.train."
 _CHECKPOINT = "Lists, compares, averages and renames the variables of checkpoints, of any program."
-_DOCTOR = "Tries a question on your experiment: exact resume, or the learning rate."
+_DOCTOR = "Tries a question on your experiment: exact resume, the learning rate, or the data."
 
 
 class _Parser(argparse.ArgumentParser):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from trainer_kit import files
 from trainer_kit.errors import (
@@ -52,6 +52,7 @@ class Heartbeat(TypedDict):
       phase: The phase of the process.
       beat: The time of the heartbeat.
       ended: How the run ended. None while the process lives, and after a kill.
+      earlier: The last heartbeats of earlier processes of the run, the oldest first.
     """
 
     host: str
@@ -61,6 +62,7 @@ class Heartbeat(TypedDict):
     phase: str
     beat: str
     ended: EndState | None
+    earlier: NotRequired[list[dict[str, Any]]]
 
 
 _LOG = logging.getLogger(__name__)
@@ -176,6 +178,7 @@ class RunLock:
         self._record_path = record_path
         self._start_time = _now()
         self._end_state: EndState | None = None
+        self._earlier: list[dict[str, Any]] = []
         self._has_failed = False
         self._descriptor = -1
         self._uses_flock = False
@@ -215,6 +218,10 @@ class RunLock:
         _held_locks.add(self)
         try:
             self._claim()
+            previous: Any = self._read_heartbeat()
+            if previous is not None:
+                earlier = previous.pop("earlier", ())
+                self._earlier = [*earlier, previous]
             call_within(_GRACE, self._reader.read)
             self._write_heartbeat()
         except BaseException:
@@ -421,6 +428,7 @@ class RunLock:
             "phase": self.phase,
             "beat": _now(),
             "ended": self._end_state,
+            "earlier": self._earlier,
         }
 
     def _close(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +17,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, find_trainer_kit_error
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import extract_scalars
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.controller import Controller
@@ -24,6 +27,7 @@ from trainer_kit.run.progress import REPORT_PHASE
 from trainer_kit.runtime.collectives import all_gather
 from trainer_kit.runtime.devices import get_thread_counts, has_only_cpus
 from trainer_kit.telemetry.flops import describe_model_cost
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.report_lines import format_best
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, advise_on_time
@@ -31,6 +35,7 @@ from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.model_and_config import find_single_thread_problem
 from trainer_kit.training.loops.iterators import is_stopping
+from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 
@@ -179,6 +184,9 @@ def finish_run(
     metrics = extract_scalars(logs)
     record = plan.directory.write_final(step, plan.mode, metrics, best, reason, account)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
+    goodput = read_goodput(plan.directory.path, datetime.now(timezone.utc))
+    if goodput is not None and goodput.attempts > 1:
+        lines.append(str(goodput))
     for line in (f"{ending}; {cost}", *lines):
         _LOG.info("%s", line)
     controller.callbacks.call("run_finished", record)
@@ -212,6 +220,10 @@ def _account_for_time(
     can_use_one_thread = config.runtime.executor == "default" and not find_single_thread_problem(
         trainer.strategy
     )
+    data_check = ""
+    if isinstance(trainer, Trainer) and isinstance(trainer.data.source, Source):
+        experiment = plan.options.experiment or "EXPERIMENT"
+        data_check = f"trainer-kit doctor data {shlex.quote(experiment)}"
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         to_compile=unset_settings,
@@ -219,6 +231,7 @@ def _account_for_time(
         can_fuse=can_fuse,
         can_use_one_thread=can_use_one_thread,
         is_on_cpu=has_only_cpus(),
+        data_check=data_check,
     )
     advice = advise_on_time(times, settings)
     record = {**times.to_record(), "verdict": advice}

@@ -242,14 +242,20 @@ def describe_model_cost(trainer: TrainedModel) -> str:
     The text is for the log. It traces the model again, so call it last.
     """
     parameters = count_parameters(trainer.model)
+    if trainer.batch_spec is None:
+        return str(parameters)
+    flops = count_example_flops(trainer)
+    return f"{parameters}; {flops} for one example"
+
+
+def count_example_flops(trainer: TrainedModel) -> FlopsResult:
+    """Returns the FLOPs of the trainer's model for one example. See `count_flops`."""
     features = trainer.batch_spec
     if features is None:
-        return str(parameters)
-
+        return FlopsResult(None, "the batch is not known")
     # Labels and weights may follow the features.
     if isinstance(features, tuple) and len(features) <= 3:
         features = features[0]
     # A generator is called on latents, not on the batch.
     features = getattr(trainer.model, "latents_spec", features)
-    flops = count_flops(trainer.model, features)
-    return f"{parameters}; {flops} for one example"
+    return count_flops(trainer.model, features)

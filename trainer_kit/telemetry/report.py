@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 CHANGE = "change"
+# The fields of a report that tell how well a loop used the machine, as far as they are known.
+MACHINE_FIELDS = ("tokens_per_second", "flops_utilization", "peak_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Report:
         several).
       steps_per_second: The speed of this loop. None for an evaluation or if it is not known.
       examples_per_second: The same in examples of the global batch.
+      tokens_per_second: The same in tokens. None unless the task says how many an example has.
+      flops_utilization: The share of the devices' peak that the model's FLOPs use, from 0 to 1.
+        None if the peak or the model's FLOPs are not known.
+      peak_memory_bytes: The most memory that one device of this process has used so far. None where
+        devices do not report it.
       seconds: The duration of the loop or the evaluation.
       seconds_left: The time to the last step, by the speed of the run so far with its callbacks,
         saves and evaluations. None if that is not known yet.
@@ -61,6 +68,9 @@ class Report:
     metrics: Mapping[str, Any]
     steps_per_second: float | None = None
     examples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    flops_utilization: float | None = None
+    peak_memory_bytes: int | None = None
     seconds: float = 0.0
     seconds_left: float | None = None
     best: tuple[str, float, int] | None = None

@@ -103,10 +103,17 @@ def format_epoch_progress(progress: EpochProgress) -> str:
 
 
 def format_rates(report: Report) -> list[str]:
-    """Returns the steps and the examples per second, as far as they are known."""
+    """Returns the speed of a loop and its use of the devices, as far as they are known.
+
+    The tokens per second stand in place of the examples per second.
+    """
+    examples_per_second = report.examples_per_second
+    if report.tokens_per_second is not None:
+        examples_per_second = None
     rates = (
         (report.steps_per_second, "steps/s"),
-        (report.examples_per_second, "examples/s"),
+        (examples_per_second, "examples/s"),
+        (report.tokens_per_second, "tokens/s"),
     )
     texts = []
     for rate, unit in rates:
@@ -118,6 +125,13 @@ def format_rates(report: Report) -> list[str]:
             texts.append(f"{rate:.1f} {unit}")
         else:
             texts.append(f"{rate:.3g} {unit}")
+
+    if report.flops_utilization is not None:
+        percentage = 100 * report.flops_utilization
+        texts.append(f"MFU {percentage:.2g} %")
+    if report.peak_memory_bytes is not None:
+        gibibytes = report.peak_memory_bytes / 2**30
+        texts.append(f"peak {gibibytes:.3g} GiB")
     return texts
 
 

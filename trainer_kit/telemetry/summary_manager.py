@@ -33,7 +33,7 @@ from trainer_kit.config.resolve import non_default_paths
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.telemetry.report import CHANGE, Report
+from trainer_kit.telemetry.report import CHANGE, MACHINE_FIELDS, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
@@ -306,7 +306,7 @@ class TensorBoardOptions:
 class TensorBoardWriter:
     """Writes reports through two summary managers: one for training, one for everything else.
 
-    It adds `steps_per_second` and `examples_per_second` to the metrics. The options apply to each
+    It adds the rates, and how the machine is used, to the metrics. The options apply to each
     SummaryManager. A manager of another class is called by Orbit's interface with the unchanged
     metrics. The step is passed if its `write_summaries` takes one. Runs eagerly, on the host.
 
@@ -344,10 +344,10 @@ class TensorBoardWriter:
             return
         kind = "train" if report.kind == "train" else "validation"
         values = dict(report.metrics)
-        if report.steps_per_second is not None:
-            values["steps_per_second"] = report.steps_per_second
-        if report.examples_per_second is not None:
-            values["examples_per_second"] = report.examples_per_second
+        for name in ("steps_per_second", "examples_per_second", *MACHINE_FIELDS):
+            rate = getattr(report, name)
+            if rate is not None:
+                values[name] = rate
         manager = self._managers[kind]
         if isinstance(manager, SummaryManager):
             options = self._options

@@ -6,9 +6,13 @@ import contextlib
 from collections.abc import Callable as Function
 from collections.abc import Iterable, Mapping
 
+import tensorflow as tf
+
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.recovery import describe_remedy
+from trainer_kit.checkpoints.state.variable_names import optimizer_variables
 from trainer_kit.errors import DivergedError
+from trainer_kit.telemetry.device_usage import read_peak_memory
 from trainer_kit.telemetry.flops import describe_model_cost
 from trainer_kit.telemetry.scalars import get_training_loss
 
@@ -46,12 +50,26 @@ class CheckProgress(Callback):
             self._announce(f"train: {self._steps} steps")
 
     def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
-        """Shows the loss, and ends the run."""
+        """Shows the loss and the size of model and optimizer, and ends the run."""
         if run.step < self._steps:
             return
 
         loss = get_training_loss(logs)
         print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
+        named_variables = optimizer_variables(run.trainer.optimizer, run.trainer.model)
+        slots = 0
+        slot_bytes = 0
+        for variable in tf.nest.flatten(named_variables):
+            # Scalars, such as the number of steps, are no slots.
+            if isinstance(variable, tf.Variable) and variable.shape.rank:
+                slots += 1
+                slot_bytes += variable.dtype.size * variable.shape.num_elements()
+        mebibytes = slot_bytes / 2**20
+        print(f"      {slots} optimizer slots of {mebibytes:.3g} MiB")
+        memory = read_peak_memory()
+        if memory is not None:
+            gibibytes = memory / 2**30
+            print(f"      peak memory of a step: {gibibytes:.3g} GiB")
         if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 

@@ -53,6 +53,8 @@ class Task(abc.ABC):
     loss = "loss"
     # The name of the validation set that is evaluated now. Steps are traced for each set.
     validation_set = ""
+    # The number of tokens in an example, for reports of tokens per second. 0: it is not known.
+    tokens_per_example = 0
 
     def __init__(
         self, params: TaskConfig, logging_dir: str | None = None, name: str | None = None

@@ -89,6 +89,15 @@ def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
     )
 
 
+def test_a_slow_source_is_examined_and_not_mapped() -> None:
+    settings = replace(_SETTINGS, data_check="trainer-kit doctor data mine")
+
+    advice = advise_on_time(_build_account(input=62), settings)
+
+    assert "`trainer-kit doctor data mine` shows which function is slow" in advice
+    assert "maps" not in advice
+
+
 def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
     fused = replace(_SETTINGS, is_on_cpu=True, can_fuse=False, is_fused=True)
 

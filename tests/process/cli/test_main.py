@@ -72,7 +72,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
             "unrecognized arguments: --metrc=loss; did you mean --metric?",
         ),
         (["list", "optimzers"], "'callbacks'); did you mean optimizers?"),
-        (["doctor", "resum"], "'learning_rate'); did you mean resume?"),
+        (["doctor", "resum"], "'data'); did you mean resume?"),
     ],
 )
 def test_a_wrong_command_line_is_exit_2_with_the_usage(

@@ -25,11 +25,13 @@ from tests.builders import read_json
 from tests.fork_server import Ended, ForkServer
 from tests.process.end_to_end.killed_experiment import (
     INTERVAL,
+    STEPS,
     train_and_die_at,
     train_and_die_before_reports,
     train_and_record_points,
 )
 from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.testing import WRITE_POINTS, compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"
@@ -283,6 +285,21 @@ def test_two_kills_of_a_fused_run_change_no_bit(story: Story, reference: Path) -
     assert [death.code for death in story.deaths] == [-signal.SIGKILL, -signal.SIGKILL]
     assert story.starts[1], story.starts  # it went on from a checkpoint
     assert compare_runs(reference, story.folder) == []
+
+
+@_parametrize_story(kill_fused_run, "fused")
+def test_the_goodput_counts_what_two_kills_have_cost(story: Story) -> None:
+    goodput = read_goodput(story.folder)
+    pairs = zip(story.steps, story.starts[1:], strict=True)
+    repeated_steps = [max(0, step - (start or 0)) for step, start in pairs]
+
+    assert goodput is not None
+    assert goodput.attempts == 3
+    assert goodput.steps == STEPS
+    assert goodput.lost_steps == sum(repeated_steps)
+    assert goodput.waiting_seconds > 0
+    spent_seconds = goodput.training_seconds + goodput.lost_seconds + goodput.waiting_seconds
+    assert 0 < spent_seconds < goodput.seconds
 
 
 def _kind(function: Callable[..., Story], name: str) -> str:

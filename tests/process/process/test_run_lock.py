@@ -493,12 +493,24 @@ def test_a_heartbeat_tells_who_where_and_since_when_in_utc(tmp_path: Path) -> No
         assert (lock.phase, lock.step) == ("train", 5)
         later = _read_heartbeat(tmp_path)
 
-    assert list(first) == ["host", "pid", "started", "step", "phase", "beat", "ended"]
+    assert list(first) == ["host", "pid", "started", "step", "phase", "beat", "ended", "earlier"]
     assert (first["host"], first["pid"], first["ended"]) == ("here", os.getpid(), None)
     assert first["started"] == later["started"]
     assert first["beat"] != later["beat"]
     for text in (first["started"], first["beat"]):
         assert datetime.fromisoformat(text).utcoffset() == timedelta(0)
+
+
+def test_a_heartbeat_keeps_those_of_earlier_processes(tmp_path: Path) -> None:
+    heartbeats = []
+    for _ in range(3):
+        with RunLock(tmp_path):
+            heartbeats.append(_read_heartbeat(tmp_path))
+
+    first, second = heartbeats[2]["earlier"]
+    assert (first["started"], first["ended"]) == (heartbeats[0]["started"], "done")
+    assert (second["started"], second["ended"]) == (heartbeats[1]["started"], "done")
+    assert heartbeats[0]["earlier"] == []
 
 
 def test_a_progress_that_raises_or_hangs_does_not_stop_the_heart(

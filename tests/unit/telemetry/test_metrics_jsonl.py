@@ -399,6 +399,16 @@ def test_the_fields_that_depend_on_the_clock_are_named(tmp_path: Path) -> None:
     assert set(WALL_CLOCK_FIELDS) < set(line)
 
 
+def test_a_line_has_what_is_known_of_the_machine(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    write(path, report(1, flops_utilization=0.25, peak_memory_bytes=2**33))
+    (line,) = json_lines(path)
+
+    assert (line["flops_utilization"], line["peak_memory_bytes"]) == (0.25, 2**33)
+    assert "tokens_per_second" not in line
+
+
 KILLED_IN_A_RESUME = """
 import os, signal, sys
 from trainer_kit import files

@@ -27,6 +27,22 @@ def test_a_training_line_has_all_figures() -> None:
     )
 
 
+def test_a_training_line_tells_how_the_devices_are_used() -> None:
+    built = report(
+        20,
+        steps_per_second=2.0,
+        examples_per_second=64.0,
+        tokens_per_second=8192.0,
+        flops_utilization=0.4132,
+        peak_memory_bytes=13 * 2**29,
+    )
+
+    assert (
+        lines.format_single_report(built)
+        == "train | step 20 | 2 steps/s | 8192.0 tokens/s | MFU 41 % | peak 6.5 GiB"
+    )
+
+
 @pytest.mark.parametrize(
     ("total", "epochs", "expected"),
     [

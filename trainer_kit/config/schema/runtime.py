@@ -76,6 +76,9 @@ class RuntimeConfig(Config):
       intra_op_threads: The number of threads that share the work of one operation; 0 means as many
         as at the run's first start, then one for each core. Another number can change the last bits
         of a sum.
+      peak_flops: The peak rate of one device in FLOPs per second, for the model FLOPs utilisation
+        (MFU) in reports, such as 312e12; unset looks the GPU up in a table, and reports none on
+        other devices.
     """
 
     path_in_experiment = "runtime"
@@ -110,6 +113,7 @@ class RuntimeConfig(Config):
     deterministic_ops: bool = False
     inter_op_threads: NonNegativeInt = 0
     intra_op_threads: NonNegativeInt = 0
+    peak_flops: PositiveFloat | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks settings that need another setting, or exclude one."""

@@ -34,6 +34,12 @@ class Source(Protocol):
     A Source may have a cheap method `identity() -> dict[str, Any]` that describes its data by JSON
     values, the same in every process. A run refuses to resume with other values. Without one,
     changes of the data are not noticed.
+
+    A Source may have a method `stages(position, input_context=None) -> dict[str, Dataset]` that
+    returns the datasets that make its batches one after another, by the name of the stage. Then
+    `trainer-kit doctor data` measures each stage. A first stage "order" has the indices of the
+    examples, by which it names an example. Elements of this stage may be tuples that begin with the
+    indices, and may have those of several batches.
     """
 
     def at(

@@ -119,14 +119,27 @@ class TFRecordSource:
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
+        stages = self.stages(position, input_context)
+        *_, batches = stages.values()
+        return finish_pipeline(batches, self._params, self._options)
+
+    def stages(
+        self, position: int, input_context: tf.distribute.InputContext | None = None
+    ) -> dict[str, tf.data.Dataset]:
+        """Returns the datasets that make the batches of `at`, one after another. See Source.
+
+        The stages are "order", "read" and the functions. The arguments are those of `at`.
+        """
         indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
         batches = indices.map(self._read_batch, num_parallel_calls=tf.data.AUTOTUNE)
+        stages = {"order": indices, "read": batches}
         for function in self._functions:
             # The last function of the chain drops the seeds.
             is_last = function is self._functions[-1]
             keeps_seeds = self._uses_seeds and not is_last
             batches = function.apply_to(batches, has_seeds=self._uses_seeds, keep_seeds=keeps_seeds)
-        return finish_pipeline(batches, self._params, self._options)
+            stages[function.label] = batches
+        return stages
 
     def identity(self) -> dict[str, Any]:
         """Returns the identity of files and records. See Source and RecordFiles."""

@@ -1,0 +1,181 @@
+"""Reads the training data of your experiment without a model: its speed and its values.
+
+It prints examples a second, the milliseconds of each stage, shapes, dtypes and ranges, and finds
+values that are not finite. No files of a run are read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
+from trainer_kit.errors import DataError, ExitCode, UsageError
+from trainer_kit.files import write_bytes
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# The limits of the measurement of the whole, and of each stage.
+_SECONDS = 3.0
+_STAGE_SECONDS = 1.5
+# The number of images in the picture.
+_IMAGES = 16
+_HINT = (
+    "the stages of this data cannot be measured one by one; return a Source, such as"
+    " TFRecordSource, from build_inputs, or trace some steps of a run with --profile"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments for the experiment, the sources of its config, the batches and the picture."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--batches", type=int, default=100, help="The number of batches to read. Default: 100."
+    )
+    parser.add_argument(
+        "--picture",
+        metavar="FILE",
+        help="Saves images of a batch as a picture, such as sample.png.",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the speed and the values of the training data.
+
+    Raises:
+      UsageError: when the config is wrong, or the picture cannot be drawn.
+      DataError: when the data cannot be read, is empty, or has values that are not finite.
+    """
+    if arguments.batches < 1:
+        raise UsageError(f"--batches={arguments.batches}: give a number of at least 1")
+    config, task_type = resolve_task(arguments)
+
+    # These import TensorFlow, after mistakes in the arguments were reported.
+    from trainer_kit.inputs.registered_datasets import get_build_inputs
+    from trainer_kit.inputs.sources.source_protocol import Source, call_build_inputs
+    from trainer_kit.inputs.sources.tfrecords import explain_read_errors
+    from trainer_kit.run.launcher import prepare_runtime
+    from trainer_kit.runtime.datasets import with_private_threadpool
+
+    with tempfile.TemporaryDirectory() as folder, prepare_runtime(config).scope():
+        task = task_type(config.task, logging_dir=folder)
+        params: Any = getattr(config.task, "train_data", None)
+        build_inputs = get_build_inputs(task, params)
+        data = call_build_inputs(build_inputs, params)
+        stages = {}
+        if hasattr(data, "stages"):
+            stages = data.stages(0)
+        if isinstance(data, Source):
+            data = data.at(0)
+        dataset = with_private_threadpool(data, config.runtime)
+        with explain_read_errors(lambda: (dataset,), lambda: None):
+            _examine(dataset, stages, arguments)
+    return ExitCode.DONE
+
+
+def _examine(
+    dataset: tf.data.Dataset, stages: dict[str, tf.data.Dataset], arguments: argparse.Namespace
+) -> None:
+    """Prints the speed and the values, and saves the picture.
+
+    Raises:
+      DataError: when the data is empty, or has values that are not finite.
+    """
+    from trainer_kit.inputs.data_examination import (
+        ORDER,
+        find_example,
+        iterate_tensors,
+        measure_speed,
+        measure_stages,
+        summarize_batches,
+    )
+
+    # The speed of the whole, as a run reads it.
+    batches = arguments.batches
+    speed = measure_speed(dataset, _SECONDS)
+    first_batch = next(iter(dataset))
+    named_tensors = iterate_tensors(first_batch)
+    tensors = dict(named_tensors)
+    features = next(iter(tensors.values()))
+    # Interleaved tasks begin with the number of the task.
+    batch_size = features.shape[0] if features.shape.rank else 1
+    rate = batch_size / speed.mean_seconds
+    milliseconds = 1000 * speed.mean_seconds
+    print(
+        f"without a model: {rate:.0f} examples/s,"
+        f" a batch of {batch_size} every {milliseconds:.3g} ms;"
+        f" the first batch came after {speed.first_seconds:.3g} s"
+    )
+
+    # The stages, one after another.
+    title = "milliseconds of each stage for a batch, on one thread:"
+    print(title if stages else _HINT)
+    seconds_by_stage = measure_stages(stages, _STAGE_SECONDS)
+    for name, stage_seconds in seconds_by_stage.items():
+        milliseconds = 1000 * stage_seconds
+        print(f"{milliseconds:10.2f}  {name}")
+
+    # The values.
+    print(f"values in the first {batches} batches:")
+    summaries = summarize_batches(dataset, batches)
+    problem = ""
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        line = f"    {name}: {tensor.dtype.name} {shape}"
+        summary = summaries[name]
+        if summary.is_number:
+            line += f", from {summary.lowest:.4g} to {summary.highest:.4g}"
+        print(line)
+        if summary.first_place is None:
+            continue
+
+        # What a Source knows of the example.
+        batch, row = summary.first_place
+        place = f"row {row} of batch {batch}"
+        order = stages.get(ORDER)
+        if order is not None:
+            position = batch * batch_size + row
+            index = find_example(order, position)
+            place = f"example {index}, {place}"
+        count = summary.num_not_finite
+        problem = f"{name} has {count} NaN or infinite values, the first in {place}"
+
+    if arguments.picture:
+        _save_sample(tensors.values(), arguments.picture)
+    if problem:
+        raise DataError(problem)
+
+
+def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
+    """Saves the first images of a batch as a picture.
+
+    Raises:
+      UsageError: when no tensor has the shape of images.
+      StorageError: when the picture cannot be written.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer_kit.callbacks.sample_pictures import image_grid
+
+    for tensor in tensors:
+        shape = tensor.shape
+        if shape.rank == 4 and shape[3] in (1, 3):
+            break
+    else:
+        raise UsageError(
+            "--picture: no tensor of the batch has the shape of images, [batch, height, width,"
+            " 1 or 3]; leave it out"
+        )
+
+    numbers = tensor[:_IMAGES].numpy().astype(np.float64)
+    images = np.nan_to_num(numbers)
+    images -= images.min()
+    images /= images.max() or 1.0
+    picture = image_grid(2.0 * images - 1.0)
+    png = tf.io.encode_png(picture)
+    write_bytes(path, png.numpy())
+    print(f"images of the first batch are in {path}")
