@@ -26,9 +26,6 @@ from trainer_kit.cli import (
     checkpoint_diff,
     checkpoint_list,
     checkpoint_rename,
-    doctor_data,
-    doctor_learning_rate,
-    doctor_resume,
     evals,
     export,
     list_names,
@@ -36,6 +33,7 @@ from trainer_kit.cli import (
     show,
     tensorboard,
 )
+from trainer_kit.cli.doctor import doctor_data, doctor_learning_rate, doctor_resume
 from trainer_kit.cli.runs import compare_runs, list_runs
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer_kit.cli.doctor_learning_rate import _print
+from trainer_kit.cli.doctor.doctor_learning_rate import _print
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.errors import ExitCode

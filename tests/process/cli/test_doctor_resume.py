@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.fork_server import Child, ForkServer
 from tests.process.cli.logged_run import train_with_log
-from trainer_kit.cli import doctor_resume
+from trainer_kit.cli.doctor import doctor_resume
 from trainer_kit.cli.main import build_parser
 from trainer_kit.errors import UsageError
 

@@ -63,7 +63,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'train', 'list', 'show', 'check', 'runs', 'compare', ",
+            "invalid choice: 'shwo' (choose from 'train', 'list', 'show', 'check', ",
         ),
         # There are no abbreviations.
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),
