@@ -33,6 +33,7 @@ from trainer_kit.cli import (
     list_names,
     predict,
     show,
+    sweep,
     tensorboard,
 )
 from trainer_kit.cli.stop_signals import StopSignalHandler
@@ -44,6 +45,7 @@ VERBS = {
     "list": list_names,
     "show": show,
     "check": check,
+    "sweep": sweep,
     "evals": evals,
     "best": best,
     "export": export,
