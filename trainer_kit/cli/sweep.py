@@ -1,4 +1,4 @@
-"""Trains an experiment with many hyper-parameters: a grid of values, or those that Optuna draws.
+"""Trains an experiment with many values of its config: a grid, or values that Optuna draws.
 
 Each trial is a run in a folder of its own. The same command continues a sweep that was stopped.
 """
@@ -7,60 +7,34 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from trainer_kit.cli.config_arguments import add_config_arguments, build_sources
-from trainer_kit.cli.view.tables import Table, format_metric, print_tables
-from trainer_kit.config import discovery
+from trainer_kit.cli.config_arguments import add_config_arguments
 from trainer_kit.config.merge import apply_layers
-from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.config_files import read_config_file
-from trainer_kit.errors import ConfigError, ExitCode, UsageError
+from trainer_kit.errors import ConfigError, ExitCode, Mistake, UsageError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_lock import RunLock
-from trainer_kit.sweeps.sweep_config import SweepConfig
-
-if TYPE_CHECKING:
-    from trainer_kit.sweeps.sweep_study import SweepStudy
+from trainer_kit.run.flags import build_request, parse_flags
+from trainer_kit.run.preflight import check_request
+from trainer_kit.sweeps.sweep_config import SearchRange, SweepConfig, format_override
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds arguments for the experiment, what is tried, where, and by how many processes."""
+    """Adds arguments for the experiment, what is tried, the folder, and the number of processes."""
     add_config_arguments(parser)
+    grid = "Values to try. May be repeated: all combinations are tried."
+    parser.add_argument("--grid", action="append", default=[], metavar="PATH=V1,V2", help=grid)
+    optuna = "A YAML file with the search space, the sampler and the pruner."
+    parser.add_argument("--optuna", metavar="FILE", help=optuna)
+    folder = "The folder of the sweep. Trial 3 is the run SWEEP_DIR/trial_0003."
     parser.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="PATH=V1,V2,...",
-        help="Values to try for a config value. Repeated: all combinations are tried.",
+        "--sweep_dir", required=True, dest="output", metavar="SWEEP_DIR", help=folder
     )
-    parser.add_argument(
-        "--optuna", metavar="FILE", help="A YAML file with search space, sampler and pruner."
-    )
-    parser.add_argument(
-        "--sweep_dir",
-        dest="output",
-        required=True,
-        metavar="SWEEP_DIR",
-        help="The folder of the sweep. Trial 3 is the run SWEEP_DIR/trial_0003.",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        help="The trials at a time, which share the cores. Default: 1.",
-    )
-    parser.add_argument(
-        "--trials_per_process",
-        type=int,
-        default=20,
-        help="The trials that a process runs before a new one takes its place. Default: 20.",
-    )
+    jobs = "The number of trials at a time, which share the CPU cores. Default: 1."
+    parser.add_argument("--jobs", type=int, default=1, help=jobs)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,66 +44,38 @@ def run(arguments: argparse.Namespace) -> int:
       The exit code of the first trial that has failed, 0 if none has.
 
     Raises:
-      UsageError: when Optuna is missing, or the arguments, a value to try or the folder are wrong.
+      UsageError: when Optuna is missing, or the arguments or a value are wrong.
       ModelDirInUseError: when the sweep runs already.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError("trainer-kit sweep needs optuna: pip install 'trainer_kit[sweep]'")
-    if arguments.jobs < 1 or arguments.trials_per_process < 1:
-        raise UsageError("--jobs and --trials_per_process: give whole numbers above 0")
+        raise UsageError("trainer-kit sweep needs Optuna: pip install 'trainer_kit[sweep]'")
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs={arguments.jobs}: give a number above 0")
     sweep_config = read_sweep_config(arguments)
-    discovery.import_experiment(arguments.experiment, arguments.import_module)
-    sources = build_sources(arguments)
-    if sweep_config.metric:
-        objective = f"trainer.best_checkpoint_eval_metric={sweep_config.metric}"
-        sources = replace(sources, params_overrides=(*sources.params_overrides, objective))
-    if sweep_config.direction:
-        objective = f"trainer.best_checkpoint_metric_comp={sweep_config.direction}"
-        sources = replace(sources, params_overrides=(*sources.params_overrides, objective))
-    options = check_values(arguments.experiment, sources, sweep_config).trainer
-    metric = options.best_checkpoint_eval_metric
-    if not metric:
+    folder = follow_links(arguments.output)
+    flags = build_flags(arguments, sweep_config)
+    configs = check_values([*flags, f"--model_dir={folder}"], sweep_config)
+    options = configs[0].trainer
+    if not options.best_checkpoint_eval_metric:
         raise UsageError(
-            "a sweep needs the metric that decides; give"
-            " --params_override=trainer.best_checkpoint_eval_metric=NAME, or metric in the file of"
-            " --optuna"
+            "a sweep needs a metric; give --params_override=trainer.best_checkpoint_eval_metric=..."
         )
+
+    # TensorFlow can set most of the runtime section only once in a process.
+    runtimes = [config.runtime.replace(random_seed=0) for config in configs]
+    has_equal_runtimes = all(runtime == runtimes[0] for runtime in runtimes)
 
     # Optuna takes a second to import.
     from trainer_kit.sweeps.sweep import Sweep
-    from trainer_kit.sweeps.sweep_study import SweepStudy
 
-    folder = follow_links(arguments.output)
-    interval = options.validation_interval
-    command = {
-        "experiment": arguments.experiment,
-        "config_file": list(sources.config_files),
-        "gin_file": list(sources.gin_files),
-        "gin_params": list(sources.gin_params),
-        "params_override": list(sources.params_overrides),
-        "space": sweep_config.as_dict()["space"],
-    }
     with RunLock(folder, names=("sweep.lock", "sweep.json")):
-        study = SweepStudy(
-            folder,
-            sweep_config,
-            options.best_checkpoint_metric_comp,
-            command,
-            interval if isinstance(interval, int) and interval > 0 else 1,
-        )
-        sweep = Sweep(
-            study,
-            arguments.experiment,
-            sources,
-            arguments.import_module,
-            folder,
-            metric,
-            arguments.trials_per_process,
-        )
+        sweep = Sweep(folder, flags, sweep_config, options, has_equal_runtimes)
         sweep.run(arguments.jobs)
-    print_tables([build_table(study, metric)], sys.stdout)
-    failed = [trial for trial in study.trials if trial.state.name == "FAIL"]
-    return failed[0].user_attrs["exit_code"] if failed else ExitCode.DONE
+    columns = ("number", "state", "value", "params", "user_attrs")
+    table = sweep.study.trials_dataframe(columns)
+    print(table.to_string(index=False))
+    codes = [trial.user_attrs.get("exit_code", ExitCode.DONE) for trial in sweep.study.trials]
+    return next(filter(None, codes), ExitCode.DONE)
 
 
 def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
@@ -139,52 +85,51 @@ def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
       UsageError: when there is none or both of them, or with the mistakes in them.
     """
     if bool(arguments.grid) == bool(arguments.optuna):
-        raise UsageError("give either --grid=PATH=V1,V2,... or --optuna=FILE")
+        raise UsageError("give either --grid=PATH=V1,V2 or --optuna=FILE")
     if arguments.optuna:
         return apply_layers(SweepConfig(), [read_config_file(arguments.optuna)]).config
 
-    space = {}
+    space: dict[str, SearchRange] = {}
     for text in arguments.grid:
         path, _, values = text.partition("=")
         choices = yaml_loader.parse(f"[{values}]", "--grid").values
-        if path in space or not path or not choices:
-            raise UsageError(f"--grid={text}: give PATH=V1,V2,..., and each path once")
-        space[path] = {"choices": choices}
+        if path in space or not choices:
+            raise UsageError(f"--grid={text}: give PATH=V1,V2, and each path once")
+        space[path] = SearchRange(choices=tuple(choices))
     return SweepConfig(sampler="grid", space=space)
 
 
-def check_values(
-    experiment: str, sources: ConfigSources, sweep_config: SweepConfig
-) -> ExperimentConfig:
-    """Returns the config of the experiment, after it was tried with each value to try.
+def build_flags(arguments: argparse.Namespace, sweep_config: SweepConfig) -> list[str]:
+    """Returns the flags of each run, without its model_dir and the values that are tried."""
+    flags = [f"--experiment={arguments.experiment}", "--mode=train_and_eval"]
+    for name in ("import_module", "config_file", "gin_file", "gin_params", "params_override"):
+        flags += [f"--{name}={value}" for value in getattr(arguments, name)]
+    objective = {"eval_metric": sweep_config.metric, "metric_comp": sweep_config.direction}
+    for name, value in objective.items():
+        if value:
+            flags.append(f"--params_override=trainer.best_checkpoint_{name}={value}")
+    return flags
+
+
+def check_values(flags: Sequence[str], sweep_config: SweepConfig) -> list[ExperimentConfig]:
+    """Returns the config without any of the values that are tried, then with each of them.
 
     Raises:
-      ConfigError: with the mistakes in the config and in the values.
+      UsageError: with the mistakes in the config and in the values.
     """
-    config = resolve_config(experiment, sources).config
-    mistakes = {}
-    for path, values in sweep_config.space.items():
-        for value in values.choices or (values.low, values.high):
-            override = f"{path}={json.dumps(value)}"
-            all_overrides = (*sources.params_overrides, override)
-            try:
-                resolve_config(experiment, replace(sources, params_overrides=all_overrides))
-            except ConfigError as error:
-                mistakes.update({str(mistake): mistake for mistake in error.mistakes})
+    overrides = [
+        f"--params_override={format_override(path, value)}"
+        for path, values in sweep_config.space.items()
+        for value in values.get_labels() or (values.low, values.high)
+    ]
+    configs = []
+    mistakes: dict[str, Mistake] = {}
+    for override in ("--params_override=", *overrides):
+        try:
+            values = parse_flags(["train", *flags, override])
+            configs.append(check_request(build_request(values)).config)
+        except ConfigError as error:
+            mistakes.update({str(mistake): mistake for mistake in error.mistakes})
     if mistakes:
         raise ConfigError(mistakes.values())
-    return config
-
-
-def build_table(study: SweepStudy, metric: str) -> Table:
-    """Returns a table of the trials in the order of their numbers."""
-    paths = sorted({path for trial in study.trials for path in trial.params})
-    rows = []
-    for trial in study.trials:
-        is_best = study.best is not None and study.best.number == trial.number
-        state = "best" if is_best else trial.state.name.lower()
-        note = trial.user_attrs.get("error", "")
-        values = [str(trial.params.get(path, "")) for path in paths]
-        rows.append([str(trial.number), state, format_metric(trial.value), *values, note])
-    headers = ["trial", "state", metric, *paths, "error"]
-    return Table("trials", headers, rows, left_aligned=frozenset({"state", "error"}))
+    return configs

@@ -1,193 +1,200 @@
-"""Runs the trials of a sweep in worker processes, several at a time. Imports no TensorFlow."""
+"""Runs the trials of a sweep, several at a time, and records them in Optuna's storage.
+
+Only one process uses the storage of a sweep. So each trial that is recorded as running when a sweep
+starts was cut off with an earlier process. Imports no TensorFlow.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
-from optuna.trial import Trial
+import optuna
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import RandomSampler, TPESampler
+from optuna.trial import Trial, TrialState
 
 from trainer_kit import files
-from trainer_kit.config.resolve import ConfigSources, resolve_config
-from trainer_kit.errors import ConfigError, ExitCode
-from trainer_kit.process.run_directory import read_thread_counts
-from trainer_kit.sweeps.sweep_study import SweepStudy
-from trainer_kit.sweeps.worker_process import Ended, Evaluated, WorkerProcess, divide_cores
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.sweeps.messages import PRUNED, Evaluated
+from trainer_kit.sweeps.sweep_config import SweepConfig, format_override
+from trainer_kit.sweeps.trial_runner import TrialRunner
 
-# A trial that ends its process so often has failed.
-_MAX_DEATHS = 3
-
-
-@dataclass
-class Job:
-    """One of the trials that run at a time.
-
-    Attributes:
-      number: The number of the job, from 0.
-      cores: The CPU cores of its process.
-      worker: Its process. None before its first trial, and after a process was killed.
-      trial: The trial that runs. None if none does.
-      is_pruned: Whether the trial was told to end.
-    """
-
-    number: int
-    cores: Sequence[int]
-    worker: WorkerProcess | None = None
-    trial: Trial | None = None
-    is_pruned: bool = False
+# A trial whose process is stopped or killed so often has failed.
+_MAX_ATTEMPTS = 3
 
 
 class Sweep:
-    """A sweep whose trials are runs of an experiment.
+    """The trials of a sweep, each of which is a run of `python -m trainer_kit.train`.
 
     Args:
-      study: The trials.
-      experiment: The name of the experiment.
-      sources: The sources of its config. The values of a trial come last.
-      import_modules: The modules that register the experiment.
-      folder: The folder of the sweep.
-      metric: The metric that decides.
-      trials_per_process: The number of trials after which a process is replaced.
+      folder: The folder of the sweep, which exists.
+      flags: The flags of each run, without its model_dir and the values that are tried.
+      config: What is tried.
+      options: The section trainer of the runs, which names the metric that decides.
+      shares_processes: Whether the trials may run in the process of other trials.
+
+    Attributes:
+      study: Optuna's study with the trials.
+
+    Raises:
+      UsageError: when the folder contains another sweep.
     """
 
     def __init__(
         self,
-        study: SweepStudy,
-        experiment: str,
-        sources: ConfigSources,
-        import_modules: Sequence[str],
         folder: str,
-        metric: str,
-        trials_per_process: int,
+        flags: Sequence[str],
+        config: SweepConfig,
+        options: TrainerConfig,
+        shares_processes: bool,
     ) -> None:
-        self._study = study
-        self._experiment = experiment
-        self._sources = sources
-        self._import_modules = import_modules
         self._folder = folder
-        self._metric = metric
-        self._trials_per_process = trials_per_process
-        self._deaths: Counter[int] = Counter()
+        self._flags = flags
+        self._config = config
+        self._shares_processes = shares_processes
+        self._attempts: Counter[int] = Counter()
 
-    def run(self, job_count: int) -> None:
-        """Runs the trials that are left. A trial that fails is recorded, and the others go on."""
-        jobs = [Job(number, cores) for number, cores in enumerate(divide_cores(job_count))]
-        try:
-            while True:
-                for job in jobs:
-                    while job.trial is None and (trial := self._study.start_trial()) is not None:
-                        self._start(job, trial)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        path = os.path.abspath(os.path.join(folder, "study.db"))
+        self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        is_higher_better = options.best_checkpoint_metric_comp == "higher"
+        direction = "maximize" if is_higher_better else "minimize"
+        self.study = optuna.create_study(
+            storage=self._storage, study_name="sweep", load_if_exists=True, direction=direction
+        )
 
-                workers = {
-                    job.worker.connection: job
-                    for job in jobs
-                    if job.worker is not None and job.trial is not None
-                }
-                if not workers:
-                    return
-                for connection in wait(list(workers)):
-                    self._handle_message(workers[connection])
-        finally:
-            for job in jobs:
-                if job.worker is not None:
-                    job.worker.stop()
+        # The trials have to be comparable.
+        space = [f"{path}={values.as_dict()}" for path, values in config.space.items()]
+        command = [*flags, *space]
+        recorded = self.study.user_attrs.get("command", command)
+        self.study.set_user_attr("command", recorded)
+        if recorded != command:
+            changes = ", ".join(sorted({*recorded} ^ {*command}))
+            raise UsageError(f"{folder} contains another sweep ({changes}); give another folder")
 
-    def get_model_dir(self, number: int) -> str:
-        """Returns the folder of a trial's run."""
-        return os.path.join(self._folder, f"trial_{number:04d}")
+        # With the seed of the first start, another one would draw the same values again.
+        seed = config.seed + len(self.study.trials)
+        self.study.sampler = (
+            RandomSampler(seed) if config.sampler == "random" else TPESampler(seed=seed)
+        )
+        self.study.pruner = NopPruner()
+        if config.pruner == "median":
+            self.study.pruner = MedianPruner()
+        elif config.pruner == "hyperband":
+            interval = options.validation_interval
+            self.study.pruner = HyperbandPruner(interval if isinstance(interval, int) else 1)
 
-    def _start(self, job: Job, trial: Trial) -> None:
-        """Sends a trial to the process of a job, or to a new one. Wrong values fail the trial."""
-        model_dir = self.get_model_dir(trial.number)
-        overrides = self._study.format_overrides(trial)
-        all_overrides = (*self._sources.params_overrides, *overrides)
-        sources = replace(self._sources, params_overrides=all_overrides)
-        try:
-            config = resolve_config(self._experiment, sources).config
-        except ConfigError as error:
-            line = " ".join(str(error).split())
-            self._study.fail(trial, line, ExitCode.USAGE)
-            return
-
-        # TensorFlow can set most of the runtime section only once in a process. The threads are
-        # those that the run was started with, so that its resume is exact.
-        count = len(job.cores)
-        threads = read_thread_counts(model_dir) or {"inter_op": count, "intra_op": count}
-        runtime = config.runtime.replace(random_seed=0).as_dict()
-        settings = {**runtime, **threads}
-
-        worker = job.worker
-        if worker is not None:
-            is_used_up = worker.trial_count >= self._trials_per_process
-            if is_used_up or worker.settings != settings:
-                worker.stop()
-                worker = None
-        if worker is None:
-            log_path = os.path.join(self._folder, f"worker_{job.number}.log")
-            worker = WorkerProcess(log_path, job.cores, settings)
-
-        flags = [
-            f"--experiment={self._experiment}",
-            "--mode=train_and_eval",
-            f"--model_dir={model_dir}",
+        self._trial_count = config.trials
+        if config.sampler == "grid":
+            choices = [values.get_labels() for values in config.space.values()]
+            for point in itertools.product(*choices):
+                values = dict(zip(config.space, point, strict=True))
+                self.study.enqueue_trial(values, skip_if_exists=True)
+            self._trial_count = len(self.study.trials)
+        self._interrupted = [
+            trial.number for trial in self.study.trials if trial.state == TrialState.RUNNING
         ]
-        for name, values in (
-            ("import_module", self._import_modules),
-            ("config_file", sources.config_files),
-            ("gin_file", sources.gin_files),
-            ("gin_params", sources.gin_params),
-            ("params_override", sources.params_overrides),
-        ):
-            flags += [f"--{name}={value}" for value in values]
-        worker.send_trial(flags, self._metric)
-        job.worker = worker
-        job.trial = trial
-        job.is_pruned = False
-        print(f"trial {trial.number}: {', '.join(overrides)}", flush=True)
 
-    def _handle_message(self, job: Job) -> None:
-        """Records an evaluation or the end of the trial of a job."""
-        worker = job.worker
-        trial = job.trial
-        assert worker is not None and trial is not None
-        message = worker.receive()
+    def run(self, jobs: int) -> None:
+        """Runs the trials that are left. A failed trial is recorded, and the others continue.
+
+        Args:
+          jobs: The number of trials at a time. The CPU cores are divided among them.
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        runners: list[TrialRunner] = []
+        try:
+            for job in range(jobs):
+                begin = job * len(cores) // jobs
+                end = (job + 1) * len(cores) // jobs
+                log_path = os.path.join(self._folder, f"worker_{job}.log")
+                runners.append(TrialRunner(log_path, cores[begin : max(end, begin + 1)]))
+
+            while True:
+                for runner in runners:
+                    trial = None if runner.trial else self._create_trial()
+                    if trial is not None:
+                        self._start(runner, trial)
+                connections = [runner.connection for runner in runners if runner.trial]
+                if not connections:
+                    return
+                ready = wait(connections)
+                for runner in runners:
+                    if runner.connection in ready:
+                        self._handle_message(runner)
+        finally:
+            for runner in runners:
+                runner.stop()
+
+    def _create_trial(self) -> Trial | None:
+        """Returns a trial with all of its values, or None if no more are to start."""
+        started = [trial for trial in self.study.trials if trial.state != TrialState.WAITING]
+        if self._interrupted:
+            study_id = self._storage.get_study_id_from_name(self.study.study_name)
+            number = self._interrupted.pop(0)
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+            trial = Trial(self.study, trial_id)
+        elif len(started) < self._trial_count:
+            trial = self.study.ask()
+        else:
+            return None
+        for path, values in self._config.space.items():
+            values.suggest(trial, path)
+        return trial
+
+    def _start(self, runner: TrialRunner, trial: Trial) -> None:
+        """Starts a trial, or continues it in its folder."""
+        model_dir = self._get_model_dir(trial)
+        values = [format_override(path, value) for path, value in trial.params.items()]
+        overrides = [f"--params_override={value}" for value in values]
+        self._attempts[trial.number] += 1
+
+        # A run continues with the thread counts that it was started with, and TensorFlow can set
+        # them only once in a process.
+        is_new = not os.path.exists(model_dir)
+        flags = [*self._flags, f"--model_dir={model_dir}", *overrides]
+        runner.start(trial, flags, is_new and self._shares_processes)
+        verb = "starts" if is_new else "continues"
+        print(f"trial {trial.number} {verb}: {', '.join(values)}", flush=True)
+
+    def _handle_message(self, runner: TrialRunner) -> None:
+        """Records an evaluation or the end of a trial."""
+        trial = runner.trial
+        assert trial is not None
+        number = trial.number
+        message = runner.receive()
         if isinstance(message, Evaluated):
-            job.is_pruned = self._study.report(trial, message.step, message.value)
-            worker.answer(job.is_pruned)
+            # A run that was killed may repeat an evaluation.
+            if message.step not in self.study.trials[number].intermediate_values:
+                trial.report(message.value, message.step)
+            runner.send(trial.should_prune())
+            return
+        if message.was_cut_off and self._attempts[number] < _MAX_ATTEMPTS:
+            self._start(runner, trial)
             return
 
-        # The trial has ended.
-        number = trial.number
-        job.trial = None
-        if message is None or message.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
-            # Somebody has stopped or killed the process. The run continues in another one.
-            job.worker = None
-            exit_code = worker.stop()
-            self._deaths[number] += 1
-            if self._deaths[number] < _MAX_DEATHS:
-                print(f"trial {number}: its process ended with code {exit_code}; starting it again")
-                self._start(job, trial)
-                return
-            message = Ended(
-                ExitCode.BUG, f"its process ended {_MAX_DEATHS} times, last with code {exit_code}"
-            )
-
-        final = files.read_json(os.path.join(self.get_model_dir(number), "final.json")) or {}
-        best = final.get("best")
-        if message.error:
-            self._study.fail(trial, message.error, message.exit_code)
-            print(f"trial {number} failed: {message.error}")
-        elif job.is_pruned:
-            self._study.prune(trial)
-            print(f"trial {number} was pruned at step {final['step']}")
-        elif best is None:
-            self._study.fail(trial, f"no evaluation had a finite {self._metric}")
-            print(f"trial {number} failed: no evaluation had a finite {self._metric}")
+        error = message.error
+        final = files.read_json(os.path.join(self._get_model_dir(trial), "final.json")) or {}
+        if not error and "best" not in final:
+            error = "no evaluation has a finite value of the metric that decides"
+        if error:
+            # They come before the state: a kill between would leave a failed trial without them.
+            trial.set_user_attr("error", error)
+            trial.set_user_attr("exit_code", max(message.exit_code, ExitCode.BUG))
+            self.study.tell(trial, state=TrialState.FAIL)
+            print(f"trial {number} failed: {error}", flush=True)
+        elif final.get("stopped") == PRUNED:
+            self.study.tell(trial, state=TrialState.PRUNED)
+            print(f"trial {number} was pruned at step {final['step']}", flush=True)
         else:
-            self._study.complete(trial, best["value"])
-            print(
-                f"trial {number} finished: {self._metric} {best['value']:.6g} at step {best['step']}"
-            )
+            best = final["best"]
+            self.study.tell(trial, best["value"])
+            print(f"trial {number} finished: {best['metric']} {best['value']:.6g}", flush=True)
+
+    def _get_model_dir(self, trial: Trial) -> str:
+        return os.path.join(self._folder, f"trial_{trial.number:04d}")

@@ -1,18 +1,18 @@
-"""The config of a sweep: what the file of `trainer-kit sweep --optuna` contains.
-
-Imports neither TensorFlow nor Optuna.
-"""
+"""The config of a sweep: what the file of `trainer-kit sweep --optuna` contains."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.number_types import NonNegativeInt, PositiveInt
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
 
 
 @configclass
@@ -20,11 +20,11 @@ class SearchRange(Config):
     """The values that a sweep tries for one hyper-parameter: a list of choices, or a range.
 
     Attributes:
-      choices: The values to choose from. They may be lists and mappings.
+      choices: The values to choose from.
       low, high: The smallest and the largest value. If both are whole numbers, all values are.
       log: Whether values are drawn on a logarithmic scale.
-      step: The distance of two neighbouring values; unset means 1 for whole numbers and no grid for
-        others.
+      step: The distance of two neighbouring values; unset means 1 for whole numbers, and any value
+        for other ranges.
     """
 
     choices: tuple[Any, ...] = ()
@@ -33,27 +33,37 @@ class SearchRange(Config):
     log: bool = False
     step: int | float | None = None
 
-    @property
-    def labels(self) -> list[str | int | float | bool | None]:
-        """The choices as Optuna stores them: numbers and texts, and lists and mappings as JSON."""
-        is_plain = (str, int, float, bool, type(None))
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there are either choices or a range."""
+        low = self.low
+        high = self.high
+        if bool(self.choices) == (low is not None and high is not None):
+            yield "choices", "there are either choices or low and high; give one of both"
+        elif low is not None and high is not None:
+            if low > high or (self.log and (low <= 0 or self.step)):
+                yield "low", "it has to be below high, and above 0 and without step if log is set"
+
+    def get_labels(self) -> list[str | int | float | bool | None]:
+        """Returns the choices as Optuna stores them. Lists and mappings are texts in JSON."""
         return [
-            choice if isinstance(choice, is_plain) else json.dumps(choice)
+            json.dumps(choice) if isinstance(choice, (list, dict)) else choice
             for choice in self.choices
         ]
 
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there are choices or a range, and that the range is one."""
-        has_range = self.low is not None and self.high is not None
-        if bool(self.choices) == has_range:
-            yield "choices", "a search range has either choices or low and high; give one of both"
-        if self.low is not None and self.high is not None:
-            if self.low > self.high:
-                yield "low", f"{self.low} is above high, which is {self.high}; exchange them"
-            if self.log and (self.low <= 0 or self.step is not None):
-                yield "log", "a logarithmic range has low above 0 and no step; change one of them"
-            if self.step is not None and self.step <= 0:
-                yield "step", f"{self.step} is not above 0; give a step above 0, or none"
+    def suggest(self, trial: BaseTrial, path: str) -> Any:
+        """Returns the value that `trial` has at `path`, which is drawn at the first call.
+
+        Raises:
+          ValueError: when there is no such range.
+        """
+        if self.choices:
+            return trial.suggest_categorical(path, self.get_labels())
+        low = self.low
+        high = self.high
+        assert low is not None and high is not None
+        if isinstance(low, int) and isinstance(high, int):
+            return trial.suggest_int(path, low, high, step=int(self.step or 1), log=self.log)
+        return trial.suggest_float(path, low, high, step=self.step, log=self.log)
 
 
 @configclass
@@ -82,6 +92,12 @@ class SweepConfig(Config):
     space: dict[str, SearchRange] = Field(default_factory=dict)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there is something to try."""
-        if self.sampler == "grid" and not all(field.choices for field in self.space.values()):
-            yield "sampler", "a grid needs choices for each path; give choices, or another sampler"
+        """Checks that a grid has only choices."""
+        if self.sampler == "grid" and not all(values.choices for values in self.space.values()):
+            yield "sampler", "a grid has only choices; give choices, or another sampler"
+
+
+def format_override(path: str, value: object) -> str:
+    """Returns a value as --params_override takes it. A text may be a list in JSON."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{path}={text}"

@@ -1,0 +1,99 @@
+"""Runs the trials of a sweep in turn, in a process that is replaced from time to time.
+
+Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from optuna.trial import Trial
+
+from trainer_kit.sweeps.messages import Ended, Evaluated
+
+# A launch leaves about 4 MB behind.
+_TRIALS_PER_PROCESS = 20
+
+
+class TrialRunner:
+    """Runs one trial at a time. Its process ends with this one, whatever ends that.
+
+    Args:
+      log_path: The file to which the output of the trials is appended.
+      cores: The CPU cores that the trials may use.
+
+    Attributes:
+      trial: The trial that runs. None if none does.
+      connection: Where the messages of the process arrive.
+    """
+
+    def __init__(self, log_path: str, cores: Sequence[int]) -> None:
+        self._log_path = log_path
+        self._cores = cores
+        self.trial: Trial | None = None
+        self._start_process()
+
+    def start(self, trial: Trial, flags: Sequence[str], shares_process: bool) -> None:
+        """Starts a trial.
+
+        Args:
+          trial: The trial.
+          flags: The flags of its run, `python -m trainer_kit.train`.
+          shares_process: Whether it may run in the process of other trials.
+        """
+        if self._trial_count >= (_TRIALS_PER_PROCESS if shares_process else 1):
+            self.stop()
+            self._start_process()
+        self._trial_count += 1 if shares_process else _TRIALS_PER_PROCESS
+        self.trial = trial
+        self.send(flags)
+
+    def send(self, message: object) -> None:
+        """Sends flags, or the answer to an evaluation: whether the trial ends."""
+        # The next call of `receive` shows that the process has ended.
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self) -> Evaluated | Ended:
+        """Waits for the next message of the trial. The end of its process counts as one."""
+        try:
+            message: Evaluated | Ended = self.connection.recv()
+        except (EOFError, OSError):
+            exit_code = self._process.wait()
+            message = Ended(exit_code, f"its process ended with exit code {exit_code}")
+        if isinstance(message, Ended):
+            self.trial = None
+            if message.was_cut_off:
+                self._trial_count = _TRIALS_PER_PROCESS
+        return message
+
+    def stop(self) -> None:
+        """Ends the process. A trial that still runs saves its state first."""
+        if self.trial is not None:
+            self._process.terminate()
+            self._process.wait()
+        # A process without a trial ends when this is closed.
+        self.connection.close()
+        self._process.wait()
+
+    def _start_process(self) -> None:
+        self._trial_count = 0
+        self.connection, worker_connection = multiprocessing.Pipe()
+        descriptor = worker_connection.fileno()
+        with worker_connection, open(self._log_path, "ab") as log:
+            # In a session of its own it gets no Ctrl-C: the sweep stops it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer_kit.sweep_worker", str(descriptor)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[descriptor],
+                start_new_session=True,
+            )
+        # TensorFlow counts these when it is imported.
+        os.sched_setaffinity(self._process.pid, self._cores)
