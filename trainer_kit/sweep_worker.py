@@ -20,7 +20,7 @@ from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import ExitCode
 from trainer_kit.process.error_report import format_reason, print_error
 from trainer_kit.run.flags import parse_flags
-from trainer_kit.sweeps.messages import PRUNED, Ended, Evaluated
+from trainer_kit.sweeps.trial_runner import PRUNED, Ended, Evaluated
 from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.train import prepare_run
 
@@ -82,8 +82,8 @@ def end_with_sweep(descriptor: int) -> None:
     os._exit(ExitCode.PREEMPTED)
 
 
-def main(descriptor: int) -> int:
-    """Runs trials until the sweep is gone, or a signal stops one.
+def main(descriptor: int) -> None:
+    """Runs trials until the sweep closes the connection.
 
     Args:
       descriptor: The file descriptor of the connection to the sweep.
@@ -97,12 +97,8 @@ def main(descriptor: int) -> int:
     # The connection ends with the sweep.
     with contextlib.suppress(EOFError):
         while True:
-            ended = run_trial(connection.recv(), ReportToSweep(connection))
-            connection.send(ended)
-            if ended.was_cut_off:
-                return ended.exit_code
-    return ExitCode.DONE
+            connection.send(run_trial(connection.recv(), ReportToSweep(connection)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    main(int(sys.argv[1]))

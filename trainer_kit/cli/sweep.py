@@ -14,7 +14,7 @@ from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.config_files import read_config_file
-from trainer_kit.errors import ConfigError, ExitCode, Mistake, UsageError
+from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.run.flags import build_request, parse_flags
@@ -29,10 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", action="append", default=[], metavar="PATH=V1,V2", help=grid)
     optuna = "A YAML file with the search space, the sampler and the pruner."
     parser.add_argument("--optuna", metavar="FILE", help=optuna)
-    folder = "The folder of the sweep. Trial 3 is the run SWEEP_DIR/trial_0003."
-    parser.add_argument(
-        "--sweep_dir", required=True, dest="output", metavar="SWEEP_DIR", help=folder
-    )
+    folder = "The folder of the sweep. Trial 3 is the run DIR/trial_0003."
+    parser.add_argument("--sweep_dir", dest="output", required=True, metavar="DIR", help=folder)
     jobs = "The number of trials at a time, which share the CPU cores. Default: 1."
     parser.add_argument("--jobs", type=int, default=1, help=jobs)
 
@@ -54,22 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
     sweep_config = read_sweep_config(arguments)
     folder = follow_links(arguments.output)
     flags = build_flags(arguments, sweep_config)
-    configs = check_values([*flags, f"--model_dir={folder}"], sweep_config)
-    options = configs[0].trainer
-    if not options.best_checkpoint_eval_metric:
+    configs = resolve_configs([*flags, f"--model_dir={folder}"], sweep_config)
+    if not configs[0].trainer.best_checkpoint_eval_metric:
         raise UsageError(
             "a sweep needs a metric; give --params_override=trainer.best_checkpoint_eval_metric=..."
         )
-
-    # TensorFlow can set most of the runtime section only once in a process.
-    runtimes = [config.runtime.replace(random_seed=0) for config in configs]
-    has_equal_runtimes = all(runtime == runtimes[0] for runtime in runtimes)
 
     # Optuna takes a second to import.
     from trainer_kit.sweeps.sweep import Sweep
 
     with RunLock(folder, names=("sweep.lock", "sweep.json")):
-        sweep = Sweep(folder, flags, sweep_config, options, has_equal_runtimes)
+        sweep = Sweep(folder, flags, sweep_config, configs)
         sweep.run(arguments.jobs)
     columns = ("number", "state", "value", "params", "user_attrs")
     table = sweep.study.trials_dataframe(columns)
@@ -87,7 +80,10 @@ def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
     if bool(arguments.grid) == bool(arguments.optuna):
         raise UsageError("give either --grid=PATH=V1,V2 or --optuna=FILE")
     if arguments.optuna:
-        return apply_layers(SweepConfig(), [read_config_file(arguments.optuna)]).config
+        config = apply_layers(SweepConfig(), [read_config_file(arguments.optuna)]).config
+        if not config.space:
+            raise UsageError(f"{arguments.optuna}: space is missing; give a range for each path")
+        return config
 
     space: dict[str, SearchRange] = {}
     for text in arguments.grid:
@@ -111,25 +107,19 @@ def build_flags(arguments: argparse.Namespace, sweep_config: SweepConfig) -> lis
     return flags
 
 
-def check_values(flags: Sequence[str], sweep_config: SweepConfig) -> list[ExperimentConfig]:
+def resolve_configs(flags: Sequence[str], sweep_config: SweepConfig) -> list[ExperimentConfig]:
     """Returns the config without any of the values that are tried, then with each of them.
 
     Raises:
-      UsageError: with the mistakes in the config and in the values.
+      UsageError: with the mistakes in the config, or in the first wrong value.
     """
     overrides = [
-        f"--params_override={format_override(path, value)}"
+        format_override(path, value)
         for path, values in sweep_config.space.items()
         for value in values.get_labels() or (values.low, values.high)
     ]
     configs = []
-    mistakes: dict[str, Mistake] = {}
-    for override in ("--params_override=", *overrides):
-        try:
-            values = parse_flags(["train", *flags, override])
-            configs.append(check_request(build_request(values)).config)
-        except ConfigError as error:
-            mistakes.update({str(mistake): mistake for mistake in error.mistakes})
-    if mistakes:
-        raise ConfigError(mistakes.values())
+    for override in ("", *overrides):
+        values = parse_flags(["train", *flags, f"--params_override={override}"])
+        configs.append(check_request(build_request(values)).config)
     return configs

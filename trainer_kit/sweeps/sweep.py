@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
 from multiprocessing.connection import wait
 
 import optuna
@@ -18,11 +17,10 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import Trial, TrialState
 
 from trainer_kit import files
-from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.sweeps.messages import PRUNED, Evaluated
 from trainer_kit.sweeps.sweep_config import SweepConfig, format_override
-from trainer_kit.sweeps.trial_runner import TrialRunner
+from trainer_kit.sweeps.trial_runner import PRUNED, Evaluated, TrialRunner
 
 # A trial whose process is stopped or killed so often has failed.
 _MAX_ATTEMPTS = 3
@@ -35,8 +33,7 @@ class Sweep:
       folder: The folder of the sweep, which exists.
       flags: The flags of each run, without its model_dir and the values that are tried.
       config: What is tried.
-      options: The section trainer of the runs, which names the metric that decides.
-      shares_processes: Whether the trials may run in the process of other trials.
+      runs: The config of the runs without any of the values that are tried, then with each.
 
     Attributes:
       study: Optuna's study with the trials.
@@ -46,18 +43,17 @@ class Sweep:
     """
 
     def __init__(
-        self,
-        folder: str,
-        flags: Sequence[str],
-        config: SweepConfig,
-        options: TrainerConfig,
-        shares_processes: bool,
+        self, folder: str, flags: list[str], config: SweepConfig, runs: list[ExperimentConfig]
     ) -> None:
+        options = runs[0].trainer
         self._folder = folder
         self._flags = flags
         self._config = config
-        self._shares_processes = shares_processes
         self._attempts: Counter[int] = Counter()
+
+        # TensorFlow can set most of the runtime section only once in a process.
+        runtimes = [run.runtime.replace(random_seed=0) for run in runs]
+        self._shares_processes = all(runtime == runtimes[0] for runtime in runtimes)
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = os.path.abspath(os.path.join(folder, "study.db"))
@@ -79,9 +75,9 @@ class Sweep:
 
         # With the seed of the first start, another one would draw the same values again.
         seed = config.seed + len(self.study.trials)
-        self.study.sampler = (
-            RandomSampler(seed) if config.sampler == "random" else TPESampler(seed=seed)
-        )
+        self.study.sampler = RandomSampler(seed)
+        if config.sampler == "tpe":
+            self.study.sampler = TPESampler(seed=seed)
         self.study.pruner = NopPruner()
         if config.pruner == "median":
             self.study.pruner = MedianPruner()
@@ -110,10 +106,9 @@ class Sweep:
         runners: list[TrialRunner] = []
         try:
             for job in range(jobs):
-                begin = job * len(cores) // jobs
-                end = (job + 1) * len(cores) // jobs
                 log_path = os.path.join(self._folder, f"worker_{job}.log")
-                runners.append(TrialRunner(log_path, cores[begin : max(end, begin + 1)]))
+                # With more jobs than cores, the last ones use all of them.
+                runners.append(TrialRunner(log_path, cores[job::jobs] or cores))
 
             while True:
                 for runner in runners:
@@ -174,7 +169,9 @@ class Sweep:
                 trial.report(message.value, message.step)
             runner.send(trial.should_prune())
             return
-        if message.was_cut_off and self._attempts[number] < _MAX_ATTEMPTS:
+        exit_code = message.exit_code
+        was_cut_off = exit_code < 0 or exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+        if was_cut_off and self._attempts[number] < _MAX_ATTEMPTS:
             self._start(runner, trial)
             return
 
@@ -185,7 +182,7 @@ class Sweep:
         if error:
             # They come before the state: a kill between would leave a failed trial without them.
             trial.set_user_attr("error", error)
-            trial.set_user_attr("exit_code", max(message.exit_code, ExitCode.BUG))
+            trial.set_user_attr("exit_code", max(exit_code, ExitCode.BUG))
             self.study.tell(trial, state=TrialState.FAIL)
             print(f"trial {number} failed: {error}", flush=True)
         elif final.get("stopped") == PRUNED:

@@ -11,13 +11,35 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from optuna.trial import Trial
+if TYPE_CHECKING:
+    from optuna.trial import Trial
 
-from trainer_kit.sweeps.messages import Ended, Evaluated
+# Why a pruned run ended, in its final.json.
+PRUNED = "pruned by the sweep"
 
-# A launch leaves about 4 MB behind.
+# Each run leaves some MB in its process.
 _TRIALS_PER_PROCESS = 20
+
+
+class Evaluated(NamedTuple):
+    """A message: an evaluation, after which the process waits for whether the trial ends."""
+
+    step: int
+    value: float
+
+
+class Ended(NamedTuple):
+    """A message: the trial has ended.
+
+    Attributes:
+      exit_code: The exit code of the run. Below 0: minus the signal that has killed its process.
+      error: What went wrong, in a line. "" if the run is done.
+    """
+
+    exit_code: int
+    error: str
 
 
 class TrialRunner:
@@ -43,13 +65,13 @@ class TrialRunner:
 
         Args:
           trial: The trial.
-          flags: The flags of its run, `python -m trainer_kit.train`.
+          flags: The flags of its run, those of `python -m trainer_kit.train`.
           shares_process: Whether it may run in the process of other trials.
         """
-        if self._trial_count >= (_TRIALS_PER_PROCESS if shares_process else 1):
+        if self._trials_left == 0 or not shares_process:
             self.stop()
             self._start_process()
-        self._trial_count += 1 if shares_process else _TRIALS_PER_PROCESS
+        self._trials_left = self._trials_left - 1 if shares_process else 0
         self.trial = trial
         self.send(flags)
 
@@ -66,34 +88,30 @@ class TrialRunner:
         except (EOFError, OSError):
             exit_code = self._process.wait()
             message = Ended(exit_code, f"its process ended with exit code {exit_code}")
+            self._trials_left = 0
         if isinstance(message, Ended):
             self.trial = None
-            if message.was_cut_off:
-                self._trial_count = _TRIALS_PER_PROCESS
         return message
 
     def stop(self) -> None:
         """Ends the process. A trial that still runs saves its state first."""
         if self.trial is not None:
             self._process.terminate()
-            self._process.wait()
-        # A process without a trial ends when this is closed.
+        while self.trial is not None:
+            self.receive()
+            self.send(False)
         self.connection.close()
         self._process.wait()
 
     def _start_process(self) -> None:
-        self._trial_count = 0
+        self._trials_left = _TRIALS_PER_PROCESS
         self.connection, worker_connection = multiprocessing.Pipe()
         descriptor = worker_connection.fileno()
+        command = [sys.executable, "-m", "trainer_kit.sweep_worker", str(descriptor)]
         with worker_connection, open(self._log_path, "ab") as log:
             # In a session of its own it gets no Ctrl-C: the sweep stops it.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer_kit.sweep_worker", str(descriptor)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[descriptor],
-                start_new_session=True,
+                command, stdout=log, stderr=log, pass_fds=[descriptor], start_new_session=True
             )
         # TensorFlow counts these when it is imported.
         os.sched_setaffinity(self._process.pid, self._cores)
