@@ -19,6 +19,7 @@ from optuna.trial import Trial, TrialState
 from trainer_kit import files
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.process.run_directory import read_thread_counts
 from trainer_kit.sweeps.sweep_config import SweepConfig, format_override
 from trainer_kit.sweeps.trial_runner import PRUNED, Evaluated, TrialRunner
 
@@ -151,10 +152,11 @@ class Sweep:
 
         # A run continues with the thread counts that it was started with, and TensorFlow can set
         # them only once in a process.
-        is_new = not os.path.exists(model_dir)
+        recorded_threads = read_thread_counts(model_dir)
+        has_usual_threads = recorded_threads in (None, runner.threads)
         flags = [*self._flags, f"--model_dir={model_dir}", *overrides]
-        runner.start(trial, flags, is_new and self._shares_processes)
-        verb = "starts" if is_new else "continues"
+        runner.start(trial, flags, has_usual_threads and self._shares_processes)
+        verb = "starts" if recorded_threads is None else "continues"
         print(f"trial {trial.number} {verb}: {', '.join(values)}", flush=True)
 
     def _handle_message(self, runner: TrialRunner) -> None:

@@ -52,11 +52,13 @@ class TrialRunner:
     Attributes:
       trial: The trial that runs. None if none does.
       connection: Where the messages of the process arrive.
+      threads: The thread counts that TensorFlow chooses in the process.
     """
 
     def __init__(self, log_path: str, cores: Sequence[int]) -> None:
         self._log_path = log_path
         self._cores = cores
+        self.threads = {"inter_op": len(cores), "intra_op": len(cores)}
         self.trial: Trial | None = None
         self._start_process()
 
