@@ -40,11 +40,13 @@ class ReportToSweep(Callback):
     def evaluation_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Reports the value. An evaluation of another validation set has none."""
         metric = run.trainer.config.trainer.best_checkpoint_eval_metric
-        value = flatten_scalars(logs, "|").get(metric)
-        if value is None:
+        scalars = flatten_scalars(logs, "|")
+        if metric not in scalars:
             return
-        self._connection.send(Evaluated(run.step, value))
-        if self._connection.recv():
+        evaluation = Evaluated(run.step, scalars[metric])
+        self._connection.send(evaluation)
+        is_pruned = self._connection.recv()
+        if is_pruned:
             run.stop(PRUNED)
 
 
@@ -60,10 +62,12 @@ def run_trial(arguments: Sequence[str], callback: Callback) -> Ended:
     values = parse_flags(sys.argv)
     ended = Ended(ExitCode.DONE, "")
     try:
-        prepare_run(values)(callbacks=[callback])
+        run = prepare_run(values)
+        run(callbacks=[callback])
     except (Exception, SystemExit) as error:
         exit_code = print_error(error, model_dir=values.model_dir)
-        ended = Ended(exit_code, format_reason(error)[0])
+        lines = format_reason(error)
+        ended = Ended(exit_code, lines[0])
 
     # After the block, whose error would keep the run in memory. `prepare_run` has frozen objects.
     import keras
@@ -91,14 +95,18 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
-    threading.Thread(target=end_with_sweep, args=[descriptor], daemon=True).start()
+    watcher = threading.Thread(target=end_with_sweep, args=[descriptor], daemon=True)
+    watcher.start()
 
     connection = Connection(descriptor)
     # The connection ends with the sweep.
     with contextlib.suppress(EOFError):
         while True:
-            connection.send(run_trial(connection.recv(), ReportToSweep(connection)))
+            flags = connection.recv()
+            callback = ReportToSweep(connection)
+            ended = run_trial(flags, callback)
+            connection.send(ended)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(descriptor=int(sys.argv[1]))

@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = follow_links(arguments.output)
     flags = build_flags(arguments, sweep_config)
     configs = resolve_configs([*flags, f"--model_dir={folder}"], sweep_config)
-    if not configs[0].trainer.best_checkpoint_eval_metric:
+    options = configs[0].trainer
+    if not options.best_checkpoint_eval_metric:
         raise UsageError(
             "a sweep needs a metric; give --params_override=trainer.best_checkpoint_eval_metric=..."
         )
@@ -66,9 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         sweep.run(arguments.jobs)
     columns = ("number", "state", "value", "params", "user_attrs")
     table = sweep.study.trials_dataframe(columns)
-    print(table.to_string(index=False))
-    codes = [trial.user_attrs.get("exit_code", ExitCode.DONE) for trial in sweep.study.trials]
-    return next(filter(None, codes), ExitCode.DONE)
+    text = table.to_string(index=False)
+    print(text)
+    for trial in sweep.study.trials:
+        if "exit_code" in trial.user_attrs:
+            return int(trial.user_attrs["exit_code"])
+    return ExitCode.DONE
 
 
 def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
@@ -80,18 +84,20 @@ def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
     if bool(arguments.grid) == bool(arguments.optuna):
         raise UsageError("give either --grid=PATH=V1,V2 or --optuna=FILE")
     if arguments.optuna:
-        config = apply_layers(SweepConfig(), [read_config_file(arguments.optuna)]).config
-        if not config.space:
+        layer = read_config_file(arguments.optuna)
+        resolved = apply_layers(SweepConfig(), [layer])
+        if not resolved.config.space:
             raise UsageError(f"{arguments.optuna}: space is missing; give a range for each path")
-        return config
+        return resolved.config
 
     space: dict[str, SearchRange] = {}
     for text in arguments.grid:
         path, _, values = text.partition("=")
-        choices = yaml_loader.parse(f"[{values}]", "--grid").values
-        if path in space or not choices:
+        parsed = yaml_loader.parse(f"[{values}]", "--grid")
+        if path in space or not parsed.values:
             raise UsageError(f"--grid={text}: give PATH=V1,V2, and each path once")
-        space[path] = SearchRange(choices=tuple(choices))
+        choices = tuple(parsed.values)
+        space[path] = SearchRange(choices=choices)
     return SweepConfig(sampler="grid", space=space)
 
 
@@ -99,7 +105,8 @@ def build_flags(arguments: argparse.Namespace, sweep_config: SweepConfig) -> lis
     """Returns the flags of each run, without its model_dir and the values that are tried."""
     flags = [f"--experiment={arguments.experiment}", "--mode=train_and_eval"]
     for name in ("import_module", "config_file", "gin_file", "gin_params", "params_override"):
-        flags += [f"--{name}={value}" for value in getattr(arguments, name)]
+        values = getattr(arguments, name)
+        flags += [f"--{name}={value}" for value in values]
     objective = {"eval_metric": sweep_config.metric, "metric_comp": sweep_config.direction}
     for name, value in objective.items():
         if value:
@@ -113,13 +120,15 @@ def resolve_configs(flags: Sequence[str], sweep_config: SweepConfig) -> list[Exp
     Raises:
       UsageError: with the mistakes in the config, or in the first wrong value.
     """
-    overrides = [
-        format_override(path, value)
-        for path, values in sweep_config.space.items()
-        for value in values.get_labels() or (values.low, values.high)
-    ]
+    overrides = [""]
+    for path, search_range in sweep_config.space.items():
+        values = search_range.get_labels() or [search_range.low, search_range.high]
+        overrides += [format_override(path, value) for value in values]
+
     configs = []
-    for override in ("", *overrides):
-        values = parse_flags(["train", *flags, f"--params_override={override}"])
-        configs.append(check_request(build_request(values)).config)
+    for override in overrides:
+        run_flags = parse_flags(["train", *flags, f"--params_override={override}"])
+        request = build_request(run_flags)
+        resolved = check_request(request)
+        configs.append(resolved.config)
     return configs

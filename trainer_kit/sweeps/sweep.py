@@ -25,6 +25,8 @@ from trainer_kit.sweeps.trial_runner import PRUNED, Evaluated, TrialRunner
 
 # A trial whose process is stopped or killed so often has failed.
 _MAX_ATTEMPTS = 3
+_NAME = "sweep"
+_DIRECTIONS = {"higher": "maximize", "lower": "minimize"}
 
 
 class Sweep:
@@ -59,23 +61,29 @@ class Sweep:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = os.path.abspath(os.path.join(folder, "study.db"))
         self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        is_higher_better = options.best_checkpoint_metric_comp == "higher"
-        direction = "maximize" if is_higher_better else "minimize"
         self.study = optuna.create_study(
-            storage=self._storage, study_name="sweep", load_if_exists=True, direction=direction
+            storage=self._storage,
+            study_name=_NAME,
+            load_if_exists=True,
+            direction=_DIRECTIONS[options.best_checkpoint_metric_comp],
         )
 
         # The trials have to be comparable.
-        space = [f"{path}={values.as_dict()}" for path, values in config.space.items()]
-        command = [*flags, *space]
-        recorded = self.study.user_attrs.get("command", command)
-        self.study.set_user_attr("command", recorded)
-        if recorded != command:
-            changes = ", ".join(sorted({*recorded} ^ {*command}))
-            raise UsageError(f"{folder} contains another sweep ({changes}); give another folder")
+        command = [*flags]
+        for path, values in config.space.items():
+            command.append(f"{path}={values.as_dict()}")
+        recorded_command = self.study.user_attrs.get("command", command)
+        self.study.set_user_attr("command", recorded_command)
+        if recorded_command != command:
+            changes = set(recorded_command) ^ set(command)
+            listed_changes = ", ".join(sorted(changes))
+            raise UsageError(
+                f"{folder} contains another sweep ({listed_changes}); give another folder"
+            )
 
         # With the seed of the first start, another one would draw the same values again.
-        seed = config.seed + len(self.study.trials)
+        earlier_trials = self.study.trials
+        seed = config.seed + len(earlier_trials)
         self.study.sampler = RandomSampler(seed)
         if config.sampler == "tpe":
             self.study.sampler = TPESampler(seed=seed)
@@ -83,19 +91,26 @@ class Sweep:
         if config.pruner == "median":
             self.study.pruner = MedianPruner()
         elif config.pruner == "hyperband":
+            # No evaluation comes earlier. An interval in epochs is not known in steps yet.
             interval = options.validation_interval
-            self.study.pruner = HyperbandPruner(interval if isinstance(interval, int) else 1)
+            first_step = interval if isinstance(interval, int) else 1
+            self.study.pruner = HyperbandPruner(min_resource=first_step)
 
+        # The trials of a grid wait in the study.
         self._trial_count = config.trials
         if config.sampler == "grid":
-            choices = [values.get_labels() for values in config.space.values()]
-            for point in itertools.product(*choices):
-                values = dict(zip(config.space, point, strict=True))
-                self.study.enqueue_trial(values, skip_if_exists=True)
+            ranges = config.space.values()
+            choices = [values.get_labels() for values in ranges]
+            points = itertools.product(*choices)
+            for point in points:
+                labels = dict(zip(config.space, point, strict=True))
+                self.study.enqueue_trial(labels, skip_if_exists=True)
             self._trial_count = len(self.study.trials)
-        self._interrupted = [
-            trial.number for trial in self.study.trials if trial.state == TrialState.RUNNING
-        ]
+
+        self._interrupted: list[int] = []
+        for trial in earlier_trials:
+            if trial.state == TrialState.RUNNING:
+                self._interrupted.append(trial.number)
 
     def run(self, jobs: int) -> None:
         """Runs the trials that are left. A failed trial is recorded, and the others continue.
@@ -109,55 +124,64 @@ class Sweep:
             for job in range(jobs):
                 log_path = os.path.join(self._folder, f"worker_{job}.log")
                 # With more jobs than cores, the last ones use all of them.
-                runners.append(TrialRunner(log_path, cores[job::jobs] or cores))
+                job_cores = cores[job::jobs] or cores
+                runner = TrialRunner(log_path, job_cores)
+                runners.append(runner)
 
             while True:
                 for runner in runners:
-                    trial = None if runner.trial else self._create_trial()
-                    if trial is not None:
-                        self._start(runner, trial)
-                connections = [runner.connection for runner in runners if runner.trial]
-                if not connections:
+                    if runner.trial is None:
+                        self._start_next_trial(runner)
+                running = [runner for runner in runners if runner.trial is not None]
+                if not running:
                     return
-                ready = wait(connections)
-                for runner in runners:
-                    if runner.connection in ready:
+
+                connections = [runner.connection for runner in running]
+                ready_connections = wait(connections)
+                for runner in running:
+                    if runner.connection in ready_connections:
                         self._handle_message(runner)
         finally:
             for runner in runners:
                 runner.stop()
 
-    def _create_trial(self) -> Trial | None:
-        """Returns a trial with all of its values, or None if no more are to start."""
-        started = [trial for trial in self.study.trials if trial.state != TrialState.WAITING]
+    def _start_next_trial(self, runner: TrialRunner) -> None:
+        """Starts a trial that an earlier start of the sweep has left, else a new one if any."""
+        trials = self.study.trials
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
         if self._interrupted:
-            study_id = self._storage.get_study_id_from_name(self.study.study_name)
             number = self._interrupted.pop(0)
+            study_id = self._storage.get_study_id_from_name(_NAME)
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
             trial = Trial(self.study, trial_id)
-        elif len(started) < self._trial_count:
+        elif waiting or len(trials) < self._trial_count:
             trial = self.study.ask()
         else:
-            return None
+            return
         for path, values in self._config.space.items():
             values.suggest(trial, path)
-        return trial
+        self._start(runner, trial)
 
     def _start(self, runner: TrialRunner, trial: Trial) -> None:
         """Starts a trial, or continues it in its folder."""
-        model_dir = self._get_model_dir(trial)
-        values = [format_override(path, value) for path, value in trial.params.items()]
-        overrides = [f"--params_override={value}" for value in values]
         self._attempts[trial.number] += 1
+        model_dir = self._get_model_dir(trial)
+        flags = [*self._flags, f"--model_dir={model_dir}"]
+        values = []
+        for path, value in trial.params.items():
+            override = format_override(path, value)
+            values.append(override)
+            flags.append(f"--params_override={override}")
+        listed_values = ", ".join(values)
 
         # A run continues with the thread counts that it was started with, and TensorFlow can set
         # them only once in a process.
         recorded_threads = read_thread_counts(model_dir)
         has_usual_threads = recorded_threads in (None, runner.threads)
-        flags = [*self._flags, f"--model_dir={model_dir}", *overrides]
-        runner.start(trial, flags, has_usual_threads and self._shares_processes)
+        shares_process = has_usual_threads and self._shares_processes
+        runner.start(trial, flags, shares_process)
         verb = "starts" if recorded_threads is None else "continues"
-        print(f"trial {trial.number} {verb}: {', '.join(values)}", flush=True)
+        print(f"trial {trial.number} {verb}: {listed_values}", flush=True)
 
     def _handle_message(self, runner: TrialRunner) -> None:
         """Records an evaluation or the end of a trial."""
@@ -167,33 +191,44 @@ class Sweep:
         message = runner.receive()
         if isinstance(message, Evaluated):
             # A run that was killed may repeat an evaluation.
-            if message.step not in self.study.trials[number].intermediate_values:
+            recorded_trial = self.study.trials[number]
+            if message.step not in recorded_trial.intermediate_values:
                 trial.report(message.value, message.step)
-            runner.send(trial.should_prune())
+            is_pruned = trial.should_prune()
+            runner.send(is_pruned)
             return
+
+        # The trial has ended.
         exit_code = message.exit_code
         was_cut_off = exit_code < 0 or exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
         if was_cut_off and self._attempts[number] < _MAX_ATTEMPTS:
             self._start(runner, trial)
             return
 
+        model_dir = self._get_model_dir(trial)
+        final_path = os.path.join(model_dir, "final.json")
+        final = files.read_json(final_path) or {}
         error = message.error
-        final = files.read_json(os.path.join(self._get_model_dir(trial), "final.json")) or {}
         if not error and "best" not in final:
             error = "no evaluation has a finite value of the metric that decides"
         if error:
             # They come before the state: a kill between would leave a failed trial without them.
             trial.set_user_attr("error", error)
-            trial.set_user_attr("exit_code", max(exit_code, ExitCode.BUG))
+            if exit_code <= 0:
+                exit_code = ExitCode.BUG
+            trial.set_user_attr("exit_code", exit_code)
             self.study.tell(trial, state=TrialState.FAIL)
             print(f"trial {number} failed: {error}", flush=True)
         elif final.get("stopped") == PRUNED:
             self.study.tell(trial, state=TrialState.PRUNED)
-            print(f"trial {number} was pruned at step {final['step']}", flush=True)
+            step = final["step"]
+            print(f"trial {number} was pruned at step {step}", flush=True)
         else:
-            best = final["best"]
-            self.study.tell(trial, best["value"])
-            print(f"trial {number} finished: {best['metric']} {best['value']:.6g}", flush=True)
+            metric = final["best"]["metric"]
+            value = final["best"]["value"]
+            self.study.tell(trial, value)
+            print(f"trial {number} finished: {metric} {value:.6g}", flush=True)
 
     def _get_model_dir(self, trial: Trial) -> str:
-        return os.path.join(self._folder, f"trial_{trial.number:04d}")
+        name = f"trial_{trial.number:04d}"
+        return os.path.join(self._folder, name)

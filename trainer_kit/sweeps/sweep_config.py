@@ -37,18 +37,27 @@ class SearchRange(Config):
         """Checks that there are either choices or a range."""
         low = self.low
         high = self.high
-        if bool(self.choices) == (low is not None and high is not None):
+        has_choices = bool(self.choices)
+        has_range = low is not None and high is not None
+        if has_choices == has_range:
             yield "choices", "there are either choices or low and high; give one of both"
-        elif low is not None and high is not None:
-            if low > high or (self.log and (low <= 0 or self.step)):
-                yield "low", "it has to be below high, and above 0 and without step if log is set"
+        if low is None or high is None:
+            return
+        if low > high:
+            yield "low", f"{low} is above high, {high}; exchange them"
+        if self.log and low <= 0:
+            yield "low", f"a logarithmic range cannot contain {low}; begin above 0"
+        if self.log and self.step:
+            yield "step", "a logarithmic range has no steps; remove step or log"
 
     def get_labels(self) -> list[str | int | float | bool | None]:
         """Returns the choices as Optuna stores them. Lists and mappings are texts in JSON."""
-        return [
-            json.dumps(choice) if isinstance(choice, (list, dict)) else choice
-            for choice in self.choices
-        ]
+        labels = []
+        for choice in self.choices:
+            is_structure = isinstance(choice, (list, dict))
+            label = json.dumps(choice) if is_structure else choice
+            labels.append(label)
+        return labels
 
     def suggest(self, trial: BaseTrial, path: str) -> Any:
         """Returns the value that `trial` has at `path`, which is drawn at the first call.
@@ -62,7 +71,8 @@ class SearchRange(Config):
         high = self.high
         assert low is not None and high is not None
         if isinstance(low, int) and isinstance(high, int):
-            return trial.suggest_int(path, low, high, step=int(self.step or 1), log=self.log)
+            step = int(self.step or 1)
+            return trial.suggest_int(path, low, high, step=step, log=self.log)
         return trial.suggest_float(path, low, high, step=self.step, log=self.log)
 
 
@@ -93,7 +103,9 @@ class SweepConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that a grid has only choices."""
-        if self.sampler == "grid" and not all(values.choices for values in self.space.values()):
+        ranges = self.space.values()
+        has_only_choices = all(values.choices for values in ranges)
+        if self.sampler == "grid" and not has_only_choices:
             yield "sampler", "a grid has only choices; give choices, or another sampler"
 
 

@@ -100,8 +100,8 @@ class TrialRunner:
         if self.trial is not None:
             self._process.terminate()
         while self.trial is not None:
-            self.receive()
-            self.send(False)
+            if isinstance(self.receive(), Evaluated):
+                self.send(False)
         self.connection.close()
         self._process.wait()
 
