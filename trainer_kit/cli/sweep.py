@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the trials that are left, and prints a table of all.
 
     Returns:
-      The exit code of the first trial that has failed, 0 if none has.
+      BUG if a trial has failed, else DONE.
 
     Raises:
       UsageError: when Optuna is missing, or the arguments or a value are wrong.
@@ -69,10 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = sweep.study.trials_dataframe(columns)
     text = table.to_string(index=False)
     print(text)
-    for trial in sweep.study.trials:
-        if "exit_code" in trial.user_attrs:
-            return int(trial.user_attrs["exit_code"])
-    return ExitCode.DONE
+    has_failed_trial = "FAIL" in table["state"].to_list()
+    return ExitCode.BUG if has_failed_trial else ExitCode.DONE
 
 
 def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:

@@ -69,16 +69,13 @@ class Sweep:
         )
 
         # The trials have to be comparable.
-        command = [*flags]
-        for path, values in config.space.items():
-            command.append(f"{path}={values.as_dict()}")
+        space = {path: values.as_dict() for path, values in config.space.items()}
+        command = f"{' '.join(flags)} {space}"
         recorded_command = self.study.user_attrs.get("command", command)
         self.study.set_user_attr("command", recorded_command)
         if recorded_command != command:
-            changes = set(recorded_command) ^ set(command)
-            listed_changes = ", ".join(sorted(changes))
             raise UsageError(
-                f"{folder} contains another sweep ({listed_changes}); give another folder"
+                f"{folder} contains another sweep, {recorded_command}; give another folder"
             )
 
         # With the seed of the first start, another one would draw the same values again.
@@ -190,10 +187,8 @@ class Sweep:
         number = trial.number
         message = runner.receive()
         if isinstance(message, Evaluated):
-            # A run that was killed may repeat an evaluation.
-            recorded_trial = self.study.trials[number]
-            if message.step not in recorded_trial.intermediate_values:
-                trial.report(message.value, message.step)
+            # Optuna ignores an evaluation that a killed run repeats.
+            trial.report(message.value, message.step)
             is_pruned = trial.should_prune()
             runner.send(is_pruned)
             return
@@ -212,11 +207,8 @@ class Sweep:
         if not error and "best" not in final:
             error = "no evaluation has a finite value of the metric that decides"
         if error:
-            # They come before the state: a kill between would leave a failed trial without them.
+            # Before the state: a kill between the two would leave a failed trial without it.
             trial.set_user_attr("error", error)
-            if exit_code <= 0:
-                exit_code = ExitCode.BUG
-            trial.set_user_attr("exit_code", exit_code)
             self.study.tell(trial, state=TrialState.FAIL)
             print(f"trial {number} failed: {error}", flush=True)
         elif final.get("stopped") == PRUNED:
