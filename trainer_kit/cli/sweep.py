@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     sweep_config = read_sweep_config(arguments)
     folder = follow_links(arguments.output)
     flags = build_flags(arguments, sweep_config)
-    configs = resolve_configs([*flags, f"--model_dir={folder}"], sweep_config)
+    folder_flag = f"--model_dir={folder}"
+    configs = resolve_configs([*flags, folder_flag], sweep_config)
     options = configs[0].trainer
     if not options.best_checkpoint_eval_metric:
         raise UsageError(
@@ -105,10 +106,11 @@ def build_flags(arguments: argparse.Namespace, sweep_config: SweepConfig) -> lis
     for name in ("import_module", "config_file", "gin_file", "gin_params", "params_override"):
         values = getattr(arguments, name)
         flags += [f"--{name}={value}" for value in values]
-    objective = {"eval_metric": sweep_config.metric, "metric_comp": sweep_config.direction}
-    for name, value in objective.items():
-        if value:
-            flags.append(f"--params_override=trainer.best_checkpoint_{name}={value}")
+    override = "--params_override=trainer.best_checkpoint"
+    if sweep_config.metric:
+        flags.append(f"{override}_eval_metric={sweep_config.metric}")
+    if sweep_config.direction:
+        flags.append(f"{override}_metric_comp={sweep_config.direction}")
     return flags
 
 
@@ -125,7 +127,8 @@ def resolve_configs(flags: Sequence[str], sweep_config: SweepConfig) -> list[Exp
 
     configs = []
     for override in overrides:
-        run_flags = parse_flags(["train", *flags, f"--params_override={override}"])
+        override_flag = f"--params_override={override}"
+        run_flags = parse_flags(["train", *flags, override_flag])
         request = build_request(run_flags)
         resolved = check_request(request)
         configs.append(resolved.config)

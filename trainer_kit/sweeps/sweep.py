@@ -55,13 +55,18 @@ class Sweep:
         self._attempts: Counter[int] = Counter()
 
         # TensorFlow can set most of the runtime section only once in a process.
-        runtimes = [run.runtime.replace(random_seed=0) for run in runs]
-        self._shares_processes = all(runtime == runtimes[0] for runtime in runtimes)
+        self._shares_processes = True
+        first_runtime = runs[0].runtime
+        for run in runs:
+            runtime = run.runtime.replace(random_seed=first_runtime.random_seed)
+            if runtime != first_runtime:
+                self._shares_processes = False
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        path = os.path.abspath(os.path.join(folder, "study.db"))
+        folder_path = os.path.abspath(folder)
+        path = os.path.join(folder_path, "study.db")
         self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        self.study = optuna.create_study(
+        study = optuna.create_study(
             storage=self._storage,
             study_name=_NAME,
             load_if_exists=True,
@@ -69,29 +74,30 @@ class Sweep:
         )
 
         # The trials have to be comparable.
-        space = {path: values.as_dict() for path, values in config.space.items()}
-        command = f"{' '.join(flags)} {space}"
-        recorded_command = self.study.user_attrs.get("command", command)
-        self.study.set_user_attr("command", recorded_command)
+        space = config.as_dict()["space"]
+        listed_flags = " ".join(flags)
+        command = f"{listed_flags} {space}"
+        recorded_command = study.user_attrs.get("command", command)
+        study.set_user_attr("command", recorded_command)
         if recorded_command != command:
             raise UsageError(
                 f"{folder} contains another sweep, {recorded_command}; give another folder"
             )
 
         # With the seed of the first start, another one would draw the same values again.
-        earlier_trials = self.study.trials
+        earlier_trials = study.trials
         seed = config.seed + len(earlier_trials)
-        self.study.sampler = RandomSampler(seed)
+        study.sampler = RandomSampler(seed)
         if config.sampler == "tpe":
-            self.study.sampler = TPESampler(seed=seed)
-        self.study.pruner = NopPruner()
+            study.sampler = TPESampler(seed=seed)
+        study.pruner = NopPruner()
         if config.pruner == "median":
-            self.study.pruner = MedianPruner()
+            study.pruner = MedianPruner()
         elif config.pruner == "hyperband":
             # No evaluation comes earlier. An interval in epochs is not known in steps yet.
             interval = options.validation_interval
             first_step = interval if isinstance(interval, int) else 1
-            self.study.pruner = HyperbandPruner(min_resource=first_step)
+            study.pruner = HyperbandPruner(min_resource=first_step)
 
         # The trials of a grid wait in the study.
         self._trial_count = config.trials
@@ -101,8 +107,10 @@ class Sweep:
             points = itertools.product(*choices)
             for point in points:
                 labels = dict(zip(config.space, point, strict=True))
-                self.study.enqueue_trial(labels, skip_if_exists=True)
-            self._trial_count = len(self.study.trials)
+                study.enqueue_trial(labels, skip_if_exists=True)
+            self._trial_count = len(study.trials)
+
+        self.study = study
 
         self._interrupted: list[int] = []
         for trial in earlier_trials:
@@ -210,16 +218,18 @@ class Sweep:
             # Before the state: a kill between the two would leave a failed trial without it.
             trial.set_user_attr("error", error)
             self.study.tell(trial, state=TrialState.FAIL)
-            print(f"trial {number} failed: {error}", flush=True)
+            outcome = f"failed: {error}"
         elif final.get("stopped") == PRUNED:
             self.study.tell(trial, state=TrialState.PRUNED)
             step = final["step"]
-            print(f"trial {number} was pruned at step {step}", flush=True)
+            outcome = f"was pruned at step {step}"
         else:
-            metric = final["best"]["metric"]
-            value = final["best"]["value"]
+            best = final["best"]
+            metric = best["metric"]
+            value = best["value"]
             self.study.tell(trial, value)
-            print(f"trial {number} finished: {metric} {value:.6g}", flush=True)
+            outcome = f"finished: {metric} {value:.6g}"
+        print(f"trial {number} {outcome}", flush=True)
 
     def _get_model_dir(self, trial: Trial) -> str:
         name = f"trial_{trial.number:04d}"

@@ -58,7 +58,9 @@ class TrialRunner:
     def __init__(self, log_path: str, cores: Sequence[int]) -> None:
         self._log_path = log_path
         self._cores = cores
-        self.threads = {"inter_op": len(cores), "intra_op": len(cores)}
+        core_count = len(cores)
+        self.threads = {"inter_op": core_count, "intra_op": core_count}
+        self._trials_left = 0
         self.trial: Trial | None = None
         self._start_process()
 
@@ -89,7 +91,8 @@ class TrialRunner:
             message: Evaluated | Ended = self.connection.recv()
         except (EOFError, OSError):
             exit_code = self._process.wait()
-            message = Ended(exit_code, f"its process ended with exit code {exit_code}")
+            error = f"its process ended with exit code {exit_code}; see {self._log_path}"
+            message = Ended(exit_code, error)
             self._trials_left = 0
         if isinstance(message, Ended):
             self.trial = None
