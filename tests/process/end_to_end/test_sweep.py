@@ -57,16 +57,13 @@ def start_sweep(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]
         sweep.communicate()
 
 
-def _kill_at_pause(process: subprocess.Popen[str] | None, pause: Path) -> int:
-    """Kills the process of the trial that waits, or `process` instead.
-
-    Returns the process of the trial.
-    """
+def _kill_at_pause(process: subprocess.Popen[str] | None, pause: Path) -> None:
+    """Kills the process of the trial that waits, or `process`, with which that has to end."""
     wait_until(pause.read_text, 120.0)
     worker = int(pause.read_text())
     os.kill(process.pid if process else worker, signal.SIGKILL)
+    wait_until(lambda: not is_process_alive(worker))
     pause.unlink()
-    return worker
 
 
 def test_a_sweep_continues_after_ctrl_c_and_kills(
@@ -86,8 +83,7 @@ def test_a_sweep_continues_after_ctrl_c_and_kills(
         pause.touch()
     sweep = start_sweep()
     _kill_at_pause(None, pauses[0])
-    worker = _kill_at_pause(sweep, pauses[1])
-    wait_until(lambda: not is_process_alive(worker))
+    _kill_at_pause(sweep, pauses[1])
 
     # The rest is left alone.
     sweep = start_sweep()

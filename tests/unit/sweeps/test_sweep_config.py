@@ -18,7 +18,10 @@ from trainer_kit.sweeps.sweep_config import SearchRange, SweepConfig, format_ove
         ("trialss: 4", "trialss (FILE:1): there is no such key; did you mean trials?"),
         ("sampler: tp", "sampler (FILE:1): 'tp' is not one of tpe, random, grid; did you mean tpe"),
         ("pruner: medain", "did you mean median?"),
-        ("space: {a.b: {low: 1, high: 3, hihg: 2}}", "space.a.b.hihg (FILE:1): there is no such key; did"),
+        (
+            "space: {a.b: {low: 1, high: 3, hihg: 2}}",
+            "space.a.b.hihg (FILE:1): there is no such key; did",
+        ),
         ("space: {a.b: {low: 1}}", "there are either choices or low and high; give one of both"),
         ("space: {a: {low: 3, high: 1}}", "space.a.low (FILE:1): 3 is above high, 1; exchange"),
         ("space: {a: {low: 0, high: 1, log: true}}", "cannot contain 0; begin above 0"),
