@@ -3,7 +3,8 @@
 A page marks them by comments at the start of a line. `<!-- example: NAME.py -->` before a Python
 block makes it a file of that name, `<!-- run: NAME -->` before a Bash block makes it a command that
 has to end with 0 (`<!-- run: NAME, exit 2 -->`: with 2), and `<!-- needs: NAME.py -->` takes a file
-from the page that has it. `<!-- requires: PACKAGE -->` names an optional package. tests/process/docs/test_examples.py runs them.
+from the page that has it. `<!-- requires: PACKAGE -->` names an optional package.
+tests/process/docs/test_examples.py runs them.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from multiprocessing.connection import wait
 import optuna
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import RandomSampler, TPESampler
+from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
 from trainer_kit import files
@@ -26,7 +27,7 @@ from trainer_kit.sweeps.trial_runner import PRUNED, Evaluated, TrialRunner
 # A trial whose process is stopped or killed so often has failed.
 _MAX_ATTEMPTS = 3
 _NAME = "sweep"
-_DIRECTIONS = {"higher": "maximize", "lower": "minimize"}
+_DIRECTIONS = {"higher": StudyDirection.MAXIMIZE, "lower": StudyDirection.MINIMIZE}
 
 
 class Sweep:
