@@ -3,7 +3,8 @@
 A page marks them by comments at the start of a line. `<!-- example: NAME.py -->` before a Python
 block makes it a file of that name, `<!-- run: NAME -->` before a Bash block makes it a command that
 has to end with 0 (`<!-- run: NAME, exit 2 -->`: with 2), and `<!-- needs: NAME.py -->` takes a file
-from the page that has it. tests/process/docs/test_examples.py runs them.
+from the page that has it. `<!-- requires: PACKAGE -->` names an optional package.
+tests/process/docs/test_examples.py runs them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _RUN = re.compile(
     r"^<!-- run: ([^,\n]+?)(?:, exit (\d+))? -->\n```bash\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
 _NEEDS = re.compile(r"^<!-- needs: (\S+) -->", re.MULTILINE)
+_REQUIRES = re.compile(r"^<!-- requires: (\S+) -->", re.MULTILINE)
 _MARKER = re.compile(r"^(?:<!-- run: .*?-->|<!-- example: \S+\.py -->)", re.MULTILINE)
 
 
@@ -49,12 +51,14 @@ class Page:
       files: The text of each Python file by name.
       needs: Names of files from other pages.
       commands: What is run, in order.
+      requires: Names of optional packages, without which the commands do not run.
       lost: Markers that are not followed by a block of their kind.
     """
 
     path: str
     files: dict[str, str]
     needs: tuple[str, ...]
+    requires: tuple[str, ...]
     commands: tuple[Command, ...]
     lost: tuple[str, ...]
 
@@ -66,11 +70,12 @@ def read_page(path: str, text: str) -> Page:
         Command(name, block, int(code or 0)) for name, code, block in _RUN.findall(text)
     )
     needs = tuple(_NEEDS.findall(text))
+    requires = tuple(_REQUIRES.findall(text))
     whole = {
         match[0].split("\n")[0] for pattern in (_EXAMPLE, _RUN) for match in pattern.finditer(text)
     }
     lost = tuple(match[0] for match in _MARKER.finditer(text) if match[0] not in whole)
-    return Page(path, files, needs, commands, lost)
+    return Page(path, files, needs, requires, commands, lost)
 
 
 def read_pages(root: Path = ROOT) -> list[Page]:

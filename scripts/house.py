@@ -38,10 +38,12 @@ FLOORS = (
     "callbacks",
     "serving",
     "run",
+    "sweeps",
     "testing",
     "compat",
     "cli",
     "train",
+    "sweep_worker",
     "__main__",
 )
 

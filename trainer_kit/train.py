@@ -52,8 +52,8 @@ class _CurrentStderr:
         sys.stderr.flush()
 
 
-def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
-    """Returns a function that runs the experiment.
+def prepare_run(values: flags.FlagValues) -> Callable[..., Any]:
+    """Returns a function that runs the experiment. It takes further options of `launch`.
 
     Imports TensorFlow after the config is checked.
     """

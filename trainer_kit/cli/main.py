@@ -34,7 +34,7 @@ from trainer_kit.cli import (
     tensorboard,
 )
 from trainer_kit.cli.doctor import doctor_data, doctor_learning_rate, doctor_resume
-from trainer_kit.cli.runs import compare_runs, list_runs
+from trainer_kit.cli.runs import compare_runs, list_runs, run_sweep
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
 from trainer_kit.files import expand_home
@@ -47,6 +47,7 @@ VERBS = {
     "check": check,
     "runs": list_runs,
     "compare": compare_runs,
+    "sweep": run_sweep,
     "evals": evals,
     "best": best,
     "export": export,

@@ -134,6 +134,8 @@ def _run_page(page: Page, pages: list[Page], folder: Path, runner: Runner) -> No
     "page", [pytest.param(page, id=page.path) for page in PAGES if page.commands]
 )
 def test_the_commands_of_a_page_end_as_it_says(page: Page, runner: Runner, tmp_path: Path) -> None:
+    for package in page.requires:
+        pytest.importorskip(package)
     _run_page(page, PAGES, tmp_path, runner)
 
 

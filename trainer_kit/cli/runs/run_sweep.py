@@ -1,0 +1,135 @@
+"""Trains an experiment with many values of its config: a grid, or values that Optuna draws.
+
+Each trial is a run in a folder of its own. The same command continues a sweep that was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+
+from trainer_kit.cli.config_arguments import add_config_arguments
+from trainer_kit.config.merge import apply_layers
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.config.sources.config_files import read_config_file
+from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.files import follow_links
+from trainer_kit.process.run_lock import RunLock
+from trainer_kit.run.flags import build_request, parse_flags
+from trainer_kit.run.preflight import check_request
+from trainer_kit.sweeps.sweep_config import SearchRange, SweepConfig, format_override
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments for the experiment, what is tried, the folder, and the number of processes."""
+    add_config_arguments(parser)
+    grid = "Values to try. May be repeated: all combinations are tried."
+    parser.add_argument("--grid", action="append", default=[], metavar="PATH=V1,V2", help=grid)
+    optuna = "A YAML file with the search space, the sampler and the pruner."
+    parser.add_argument("--optuna", metavar="FILE", help=optuna)
+    folder = "The folder of the sweep. Trial 3 is the run DIR/trial_0003."
+    parser.add_argument("--sweep_dir", dest="output", required=True, metavar="DIR", help=folder)
+    jobs = "The number of trials at a time, which share the CPU cores. Default: 1."
+    parser.add_argument("--jobs", type=int, default=1, help=jobs)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the trials that are left, and prints a table of all.
+
+    Returns:
+      BUG if a trial has failed, else DONE.
+
+    Raises:
+      UsageError: when Optuna is missing, or the arguments or a value are wrong.
+      ModelDirInUseError: when the sweep runs already.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError("trainer-kit sweep needs Optuna: pip install 'trainer_kit[sweep]'")
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs={arguments.jobs}: give a number above 0")
+    sweep_config = read_sweep_config(arguments)
+    folder = follow_links(arguments.output)
+    flags = build_flags(arguments, sweep_config)
+    folder_flag = f"--model_dir={folder}"
+    configs = resolve_configs([*flags, folder_flag], sweep_config)
+    options = configs[0].trainer
+    if not options.best_checkpoint_eval_metric:
+        raise UsageError(
+            "a sweep needs a metric; give --params_override=trainer.best_checkpoint_eval_metric=..."
+        )
+
+    # Optuna takes a second to import.
+    from trainer_kit.sweeps.sweep import Sweep
+
+    with RunLock(folder, names=("sweep.lock", "sweep.json")):
+        sweep = Sweep(folder, flags, sweep_config, configs)
+        sweep.run(arguments.jobs)
+    columns = ("number", "state", "value", "params", "user_attrs")
+    table = sweep.study.trials_dataframe(columns)
+    text = table.to_string(index=False)
+    print(text)
+    has_failed_trial = "FAIL" in table["state"].to_list()
+    return ExitCode.BUG if has_failed_trial else ExitCode.DONE
+
+
+def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
+    """Returns what the arguments --grid or --optuna ask for.
+
+    Raises:
+      UsageError: when there is none or both of them, or with the mistakes in them.
+    """
+    if bool(arguments.grid) == bool(arguments.optuna):
+        raise UsageError("give either --grid=PATH=V1,V2 or --optuna=FILE")
+    if arguments.optuna:
+        layer = read_config_file(arguments.optuna)
+        resolved = apply_layers(SweepConfig(), [layer])
+        if not resolved.config.space:
+            raise UsageError(f"{arguments.optuna}: space is missing; give a range for each path")
+        return resolved.config
+
+    space: dict[str, SearchRange] = {}
+    for text in arguments.grid:
+        path, _, values = text.partition("=")
+        parsed = yaml_loader.parse(f"[{values}]", "--grid")
+        if path in space or not parsed.values:
+            raise UsageError(f"--grid={text}: give PATH=V1,V2, and each path once")
+        choices = tuple(parsed.values)
+        space[path] = SearchRange(choices=choices)
+    return SweepConfig(sampler="grid", space=space)
+
+
+def build_flags(arguments: argparse.Namespace, sweep_config: SweepConfig) -> list[str]:
+    """Returns the flags of each run, without its model_dir and the values that are tried."""
+    flags = [f"--experiment={arguments.experiment}", "--mode=train_and_eval"]
+    for name in ("import_module", "config_file", "gin_file", "gin_params", "params_override"):
+        values = getattr(arguments, name)
+        flags += [f"--{name}={value}" for value in values]
+    override = "--params_override=trainer.best_checkpoint"
+    if sweep_config.metric:
+        flags.append(f"{override}_eval_metric={sweep_config.metric}")
+    if sweep_config.direction:
+        flags.append(f"{override}_metric_comp={sweep_config.direction}")
+    return flags
+
+
+def resolve_configs(flags: Sequence[str], sweep_config: SweepConfig) -> list[ExperimentConfig]:
+    """Returns the config without any of the values that are tried, then with each of them.
+
+    Raises:
+      UsageError: with the mistakes in the config, or in the first wrong value.
+    """
+    overrides = [""]
+    for path, search_range in sweep_config.space.items():
+        values = search_range.get_labels() or [search_range.low, search_range.high]
+        overrides += [format_override(path, value) for value in values]
+
+    configs = []
+    for override in overrides:
+        override_flag = f"--params_override={override}"
+        run_flags = parse_flags(["train", *flags, override_flag])
+        request = build_request(run_flags)
+        resolved = check_request(request)
+        configs.append(resolved.config)
+    return configs
