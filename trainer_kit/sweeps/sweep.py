@@ -154,19 +154,22 @@ class Sweep:
     def _start_next_trial(self, runner: TrialRunner) -> None:
         """Starts a trial that an earlier start of the sweep has left, else a new one if any."""
         trials = self.study.trials
-        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+        has_waiting_trial = False
+        for trial in trials:
+            if trial.state == TrialState.WAITING:
+                has_waiting_trial = True
         if self._interrupted:
             number = self._interrupted.pop(0)
             study_id = self._storage.get_study_id_from_name(_NAME)
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
-            trial = Trial(self.study, trial_id)
-        elif waiting or len(trials) < self._trial_count:
-            trial = self.study.ask()
+            next_trial = Trial(self.study, trial_id)
+        elif has_waiting_trial or len(trials) < self._trial_count:
+            next_trial = self.study.ask()
         else:
             return
         for path, values in self._config.space.items():
-            values.suggest(trial, path)
-        self._start(runner, trial)
+            values.suggest(next_trial, path)
+        self._start(runner, next_trial)
 
     def _start(self, runner: TrialRunner, trial: Trial) -> None:
         """Starts a trial, or continues it in its folder."""
@@ -204,8 +207,10 @@ class Sweep:
 
         # The trial has ended.
         exit_code = message.exit_code
-        was_cut_off = exit_code < 0 or exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-        if was_cut_off and self._attempts[number] < _MAX_ATTEMPTS:
+        was_killed = exit_code < 0
+        was_stopped = exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+        may_continue = self._attempts[number] < _MAX_ATTEMPTS
+        if may_continue and (was_killed or was_stopped):
             self._start(runner, trial)
             return
 
