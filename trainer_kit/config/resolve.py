@@ -154,7 +154,8 @@ def non_default_paths(config: Section, default: object = None, path: str = "") -
         default_value: Any = object()
         field_info = fields[name]
         if type(default) is type(config):
-            default_value = getattr(default, name)
+            # A branch that was registered later is missing in a default.
+            default_value = getattr(default, name, default_value)
         elif not field_info.is_required():
             default_value = field_info.get_default(call_default_factory=True)
 
