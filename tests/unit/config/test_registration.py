@@ -17,7 +17,7 @@ from trainer_kit.config.registration import (
     register_optimizer,
     register_schedule,
 )
-from trainer_kit.config.resolve import ConfigSources, resolve_config
+from trainer_kit.config.resolve import ConfigSources, non_default_paths, resolve_config
 from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DatasetConfig, ExperimentConfig
 from trainer_kit.config.schema.metric_configs import MetricConfig
@@ -64,6 +64,16 @@ def test_a_registered_optimizer_is_set_like_a_built_in_one() -> None:
     )
     assert config.replace(type="sgd").as_dict().keys() == {"type", "sgd"}
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_registered_optimizer_differs_from_an_older_default() -> None:
+    defaults = ExperimentConfig()
+    register_optimizer("lookbehind", LookaheadConfig)(lambda config, rate: (config, rate))
+    config = override_setting(f"{OPTIMIZATION}.optimizer.type=lookbehind")
+
+    paths = list(non_default_paths(config, defaults))
+
+    assert f"{OPTIMIZATION}.optimizer.type" in paths
 
 
 def test_overrides_choose_a_registered_optimizer_and_schedule() -> None:
