@@ -67,7 +67,7 @@ MISTAKES = {
     "trainer: {optimizer_config: {optimizer: adamww}}": "trainer.optimizer_config.optimizer",
     "trainer: {optimizer_config: {schedule: cosin}}": "trainer.optimizer_config.schedule",
     "trainer: {optimizer_config: {learning_rate: -1}}": "trainer.optimizer_config.learning_rate",
-    "trainer: {optimizer_config: {warmup: 5 min}}": "trainer.optimizer_config.warmup",
+    "trainer: {optimizer_config: {warmup: five}}": "trainer.optimizer_config.warmup",
     "trainer: {optimizer_config: {optimizer: {adam: {beta_1: x}}}}": (
         "trainer.optimizer_config.optimizer.adam.beta_1"
     ),
