@@ -28,8 +28,8 @@ from trainer_kit.telemetry.report import CHANGE, Report
 
 _LOG = logging.getLogger(__name__)
 
-# Reports that come within this time are copied together.
-_BATCHING_SECONDS = 1.0
+# The time between two looks into metrics.jsonl, whose new reports are copied together.
+_WAIT_SECONDS = 1.0
 # The wait after a failure. The libraries repeat requests themselves.
 _RETRY_SECONDS = 300.0
 
@@ -107,7 +107,6 @@ class Tracker(Callback):
         self._tracked_id = ""
         self._status = "stopped"
         self._has_warned = False
-        self._has_news = threading.Event()
         self._is_rewound = threading.Event()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._follow_reports, name=self.name, daemon=True)
@@ -119,9 +118,8 @@ class Tracker(Callback):
 
     def run_end(self, run: Run) -> None:
         """Remembers whether an error ends the run."""
-        error = run.error
-        has_failed = isinstance(error, Exception)
-        if has_failed and not isinstance(error, PreemptedError):
+        is_stopped = isinstance(run.error, PreemptedError)
+        if isinstance(run.error, Exception) and not is_stopped:
             self._status = "failed"
 
     def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
@@ -129,9 +127,7 @@ class Tracker(Callback):
         self._status = "finished"
 
     def write(self, report: Report) -> None:
-        """Wakes the thread, since metrics.jsonl has a new report."""
-        if self._thread is not None:
-            self._has_news.set()
+        """Does nothing, since the thread reads the report from metrics.jsonl."""
 
     def flush(self) -> None:
         """Does nothing, since metrics.jsonl keeps what the tracker has not copied yet."""
@@ -141,7 +137,6 @@ class Tracker(Callback):
         if self._thread is None:
             return
         self._is_closing.set()
-        self._has_news.set()
         self._thread.join(self.timeout_seconds)
         if self._thread.is_alive():
             _LOG.warning("%s is not ready yet; the next start copies what is missing", self.name)
@@ -149,10 +144,11 @@ class Tracker(Callback):
 
     def _follow_reports(self) -> None:
         """Copies new lines of metrics.jsonl until the end of the run, in the thread."""
-        while True:
-            self._has_news.clear()
-            is_last_pass = self._is_closing.is_set()
-            wait_seconds = _BATCHING_SECONDS
+        is_last_pass = False
+        wait_seconds = _WAIT_SECONDS
+        while not is_last_pass:
+            is_last_pass = self._is_closing.wait(wait_seconds)
+            wait_seconds = _WAIT_SECONDS
             try:
                 self._copy_new_reports()
                 if is_last_pass:
@@ -163,10 +159,6 @@ class Tracker(Callback):
                 if not self._has_warned:
                     _LOG.warning("%s failed; the run tries it again later: %r", self.name, error)
                 self._has_warned = True
-            if is_last_pass:
-                return
-            self._is_closing.wait(wait_seconds)
-            self._has_news.wait()
 
     def _copy_new_reports(self) -> None:
         if self._is_rewound.is_set() and self._tracked_id:
@@ -178,12 +170,14 @@ class Tracker(Callback):
 
         # The step and kind of the last report that each run of the tracker has got.
         tracked_id = self._tracked_id
-        positions_path = self._directory / "trackers" / f"{self.name}.json"
+        folder = self._directory / "trackers"
+        positions_path = folder / f"{self.name}.json"
         positions = files.read_json(positions_path) or {}
         position = positions.get(tracked_id, [-1, ""])
         history_path = self._directory / "metrics.jsonl"
+        records = read_reports_from(history_path, position[0])
         reports = []
-        for record in read_reports_from(history_path, position[0]):
+        for record in records:
             step = record["step"]
             kind = record["kind"]
             metrics = record["metrics"]
@@ -191,7 +185,8 @@ class Tracker(Callback):
             # At a step the training comes before the evaluation, also in the alphabet.
             if kind != CHANGE and place > position:
                 numbers = {f"{kind}/{name}": number for name, number in metrics.items()}
-                reports.append((step, numbers))
+                report = (step, numbers)
+                reports.append(report)
                 position = place
 
         # If the run has gone back by now, the lines may be those of the next run of the tracker.
@@ -208,6 +203,7 @@ class Tracker(Callback):
         lineage = ledger.lineage
         manifest = read_manifest(directory)
         experiment = manifest["experiment"] or "trainer_kit"
+        project = re.sub(r"[^\w.-]", "_", experiment)
         run_id = manifest["run_id"][:12]
         parent = f"{run_id}-{lineage - 1}"
 
@@ -222,7 +218,7 @@ class Tracker(Callback):
             id=f"{run_id}-{lineage}",
             name=directory.name,
             parent=parent if lineage else "",
-            project=re.sub(r"[^\w.-]", "_", experiment),
+            project=project,
             config=values,
             folder=str(folder),
         )

@@ -38,13 +38,17 @@ class TensorSummary:
         """Adds the values of a batch, whose first dimension counts the examples."""
         numbers = values.astype(np.float64)
         is_finite = np.isfinite(numbers)
-        self.lowest = numbers.min(initial=self.lowest, where=is_finite)
-        self.highest = numbers.max(initial=self.highest, where=is_finite)
+        lowest = numbers.min(initial=self.lowest, where=is_finite)
+        highest = numbers.max(initial=self.highest, where=is_finite)
+        self.lowest = lowest
+        self.highest = highest
+
         places = np.argwhere(~is_finite)
         count = len(places)
         self.num_not_finite += count
         if count and not self.first_place:
-            self.first_place = f"row {places[0, 0]} of batch {batch}"
+            row = places[0, 0]
+            self.first_place = f"row {row} of batch {batch}"
 
 
 def measure_seconds(dataset: tf.data.Dataset, limit: float) -> float:
@@ -66,7 +70,8 @@ def measure_seconds(dataset: tf.data.Dataset, limit: float) -> float:
     if len(times) < 2:
         raise DataError("the data has fewer than two batches, so its speed cannot be measured")
     pauses = np.diff(times)
-    return float(pauses.mean())
+    mean = pauses.mean()
+    return float(mean)
 
 
 def measure_stages(stages: dict[str, tf.data.Dataset], limit: float) -> dict[str, float]:
@@ -80,15 +85,17 @@ def measure_stages(stages: dict[str, tf.data.Dataset], limit: float) -> dict[str
     """
     options = tf.data.Options()
     options.autotune.enabled = False
-    options.threading.private_threadpool_size = 1
-    options.threading.max_intra_op_parallelism = 1
+    threading = options.threading
+    threading.private_threadpool_size = 1
+    threading.max_intra_op_parallelism = 1
 
     seconds_by_stage = {}
     previous_seconds = 0.0
     for name, dataset in stages.items():
         serial = dataset.with_options(options)
         seconds = measure_seconds(serial, limit)
-        seconds_by_stage[name] = max(0.0, seconds - previous_seconds)
+        added_seconds = seconds - previous_seconds
+        seconds_by_stage[name] = max(0.0, added_seconds)
         previous_seconds = seconds
     return seconds_by_stage
 
@@ -100,15 +107,18 @@ def summarize_batches(dataset: tf.data.Dataset, batches: int) -> dict[str, Tenso
     """
     summaries: dict[str, TensorSummary] = {}
     for number, batch in enumerate(dataset.take(batches)):
-        for path, tensor in keras.tree.flatten_with_path(batch):
+        named_tensors = keras.tree.flatten_with_path(batch)
+        for path, tensor in named_tensors:
             keys = ["batch", *path]
             name = "/".join(map(str, keys))
             if name not in summaries:
+                dtype = tensor.dtype.name
                 shape = tuple(tensor.shape)
-                summaries[name] = TensorSummary(f"{tensor.dtype.name} {shape}")
+                summaries[name] = TensorSummary(f"{dtype} {shape}")
 
             # Texts and sparse tensors are no arrays of numbers.
             values = np.asarray(tensor)
             if values.dtype != object:
-                summaries[name].add(values, number)
+                summary = summaries[name]
+                summary.add(values, number)
     return summaries

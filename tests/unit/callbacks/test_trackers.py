@@ -100,7 +100,7 @@ def files(tmp_path: Path) -> RunFiles:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_BATCHING_SECONDS", 0.0)
+    monkeypatch.setattr(trackers, "_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(trackers, "_RETRY_SECONDS", 0.0)
 
 

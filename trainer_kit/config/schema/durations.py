@@ -157,9 +157,13 @@ class DurationField:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Returns the JSON schema of the field, in which a duration begins with a digit."""
+        """Returns the JSON schema of the field, in which a duration is a number with a word."""
         del schema, handler
-        return {"type": ["integer", "string"], "minimum": self.ge or 0, "pattern": r"^\s*\d"}
+        return {
+            "type": ["integer", "string"],
+            "minimum": self.ge or 0,
+            "pattern": r"\d\s*[%a-zA-Z]",
+        }
 
     @property
     def allowed_values(self) -> str:
