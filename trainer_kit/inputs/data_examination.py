@@ -24,15 +24,14 @@ class TensorSummary:
       description: The dtype and the shape of the first one.
       lowest: The lowest finite value so far. A text or a sparse tensor has none.
       highest: The highest finite value so far.
-      num_not_finite: The number of values that are NaN or infinite so far.
-      first_place: The row and the batch of the first of them, in words. They count from 0.
+      bad_place: The row and the batch of the first value that is NaN or infinite, in words. They
+        count from 0. "" if all values are finite so far.
     """
 
     description: str
     lowest: float = math.inf
     highest: float = -math.inf
-    num_not_finite: int = 0
-    first_place: str = ""
+    bad_place: str = ""
 
     def add(self, values: np.ndarray, batch: int) -> None:
         """Adds the values of a batch, whose first dimension counts the examples."""
@@ -44,11 +43,9 @@ class TensorSummary:
         self.highest = highest
 
         places = np.argwhere(~is_finite)
-        count = len(places)
-        self.num_not_finite += count
-        if count and not self.first_place:
+        if len(places) and not self.bad_place:
             row = places[0, 0]
-            self.first_place = f"row {row} of batch {batch}"
+            self.bad_place = f"row {row} of batch {batch}"
 
 
 def measure_seconds(dataset: tf.data.Dataset, limit: float) -> float:
@@ -94,8 +91,7 @@ def measure_stages(stages: dict[str, tf.data.Dataset], limit: float) -> dict[str
     for name, dataset in stages.items():
         serial = dataset.with_options(options)
         seconds = measure_seconds(serial, limit)
-        added_seconds = seconds - previous_seconds
-        seconds_by_stage[name] = max(0.0, added_seconds)
+        seconds_by_stage[name] = seconds - previous_seconds
         previous_seconds = seconds
     return seconds_by_stage
 

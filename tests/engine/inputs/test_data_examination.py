@@ -76,9 +76,9 @@ def test_values_that_are_not_finite_have_a_place() -> None:
 
     summary = summaries["batch/0"]
     assert summary.description == "float32 (5, 2)"
-    assert (summary.lowest, summary.highest, summary.num_not_finite) == (0.0, 45.0, 2)
-    assert summary.first_place == "row 2 of batch 3"
-    assert summaries["batch/1"].num_not_finite == 0
+    assert (summary.lowest, summary.highest) == (0.0, 45.0)
+    assert summary.bad_place == "row 2 of batch 3"
+    assert summaries["batch/1"].bad_place == ""
 
 
 def test_tensors_are_named_by_their_place_and_texts_have_no_range() -> None:

@@ -145,7 +145,6 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(
     ]
     assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
     assert "training_loss" in done.stdout
-    # Momentum keeps one slot for each of the four weights.
     assert "      optimizer slots of " in done.stdout
     assert "FAIL" not in done.stdout
     assert [path.name for path in here.iterdir()] == ["mine.py"]

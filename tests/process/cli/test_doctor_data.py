@@ -100,7 +100,7 @@ def test_the_place_of_a_nan_is_named(capsys: Output) -> None:
 
     assert code == ExitCode.DATA
     message = capsys.readouterr().err
-    assert "batch/0 has 1 NaN or infinite values, the first in row" in message
+    assert "batch/0 has a value that is NaN or infinite in row" in message
 
 
 def test_a_plain_dataset_has_a_hint_instead_of_stages(capsys: Output) -> None:
@@ -111,7 +111,7 @@ def test_a_plain_dataset_has_a_hint_instead_of_stages(capsys: Output) -> None:
     out, err = capsys.readouterr()
     assert code == ExitCode.DATA
     assert "return a Source, such as TFRecordSource, from build_inputs" in out
-    assert "the first in row 5 of batch 3" in err
+    assert "infinite in row 5 of batch 3" in err
 
 
 @pytest.mark.parametrize(

@@ -122,10 +122,8 @@ def _examine(
         if summary.lowest <= summary.highest:
             line += f", from {summary.lowest:.4g} to {summary.highest:.4g}"
         print(line)
-        count = summary.num_not_finite
-        if count:
-            place = summary.first_place
-            problem = f"{name} has {count} NaN or infinite values, the first in {place}"
+        if summary.bad_place:
+            problem = f"{name} has a value that is NaN or infinite in {summary.bad_place}"
 
     if arguments.picture:
         _save_sample(tensors, arguments.picture)

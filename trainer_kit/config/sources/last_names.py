@@ -42,12 +42,11 @@ def find_last_names(
     below = [*previous_layers, first_layer]
     # Mistakes in these layers are reported when all layers are merged.
     current, _, _ = merge_layers(config, below)
-    all_paths = list_field_paths(current)
-    all_names = {path.rpartition(".")[2] for path in all_paths}
+    paths_by_name = _group_paths(current)
 
     mistakes = []
     for name in names:
-        paths = _find_paths(name, all_paths)
+        paths = paths_by_name.get(name, [])
         origin = layer.find_origin(name) or OVERRIDE_FLAG
         if len(paths) == 1:
             path = paths[0]
@@ -61,19 +60,20 @@ def find_last_names(
         advice = suggest_names("", paths, max_listed=5)
         if not paths:
             problem = NO_SUCH_KEY
-            advice = suggest_names(name, list(all_names), max_listed=5)
+            advice = suggest_names(name, list(paths_by_name), max_listed=5)
         mistake = Mistake(name, problem, advice, origin)
         mistakes.append(mistake)
     return layers, mistakes
 
 
-def _find_paths(name: str, all_paths: Sequence[str]) -> list[str]:
-    """Returns the paths that a last name may stand for."""
-    paths: list[str] = []
-    for path in all_paths:
-        last_name = path.rpartition(".")[2]
+def _group_paths(config: ExperimentConfig) -> dict[str, list[str]]:
+    """Returns the paths that each last name may stand for."""
+    paths_by_name: dict[str, list[str]] = {}
+    for path in list_field_paths(config):
+        *_, name = path.split(".")
+        paths = paths_by_name.setdefault(name, [])
         # A section stands for the fields of the same name in it, such as the base learning rate.
         is_covered = any(is_inside(path, section) for section in paths)
-        if last_name == name and not is_covered:
+        if not is_covered:
             paths.append(path)
-    return paths
+    return paths_by_name

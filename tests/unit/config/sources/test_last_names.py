@@ -51,7 +51,7 @@ def test_unique_names_of_fields_and_sections_find_their_place() -> None:
 
 def test_a_file_decides_which_fields_the_config_has(tmp_path: Path) -> None:
     file = tmp_path / "cosine.yaml"
-    file.write_text("trainer: {optimizer_config: {schedule: cosine}}")
+    file.write_text("trainer: {optimizer_config: {schedule: cosine, learning_rate: 1e-3}}")
     sources = ConfigSources(config_files=(str(file),), params_overrides=("alpha=0.5",))
 
     resolved = resolve_config("last_names/one", sources)
