@@ -2,7 +2,7 @@
 
 Pydantic describes the values. The sections are described here, since pydantic knows neither the
 classes of an experiment's own sections, nor registered branches, nor short forms. The schema
-describes changes of a config: only an item of a list needs its required fields.
+describes changes of a config, so no field is required.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _SchemaBuilder:
             adapter = TypeAdapter(plain_members)
             alternatives.append(adapter.json_schema())
 
-        schema = {"type": "object", "properties": {}}
+        schema: Schema = {"type": "object", "properties": {}}
         if field_class and (section or named_class):
             schema = self.describe_section(field_class, section)
         elif field_class:
@@ -120,11 +120,8 @@ class _SchemaBuilder:
                 named_schema = self.describe_section(type(named_section), named_section)
                 schema["properties"][key] = named_schema
         if item_class:
-            fields = get_fields(item_class)
-            required = [key for key, info in fields.items() if info.is_required()]
             item_schema = self._refer_to_class(item_class)
-            items = {**item_schema, "required": required}
-            schema = {"type": "array", "items": items}
+            schema = {"type": "array", "items": item_schema}
         return {"anyOf": [*alternatives, schema]}
 
     def _refer_to_class(self, section_class: type[Section]) -> Schema:

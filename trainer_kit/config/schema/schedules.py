@@ -370,8 +370,8 @@ class LrConfig(OpenOneOfConfig):
 
         A schedule that is chosen by its name ends with the run.
         """
-        is_name = isinstance(value, str) and value in _LENGTHS
-        if not is_name or value == current.get("type"):
+        is_chosen = value == current.get("type")
+        if is_chosen or not isinstance(value, str) or value not in _LENGTHS:
             return super().expand_short_form(value, current)
 
         length_field = _LENGTHS[value]
