@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_have_a_place() -> None:
     assert summaries["batch/1"].bad_place == ""
 
 
-def test_tensors_are_named_by_their_place_and_texts_have_no_range() -> None:
+def test_tensors_have_names_and_texts_have_no_range() -> None:
     batch = ({"image": tf.constant([2]), "name": tf.constant(["a"])}, 3)
 
     summaries = summarize_batches(tf.data.Dataset.from_tensors(batch), batches=1)
