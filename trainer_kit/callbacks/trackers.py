@@ -28,14 +28,10 @@ from trainer_kit.telemetry.report import CHANGE, Report
 
 _LOG = logging.getLogger(__name__)
 
-# Reports that come within this time are copied together.
-_BATCHING_SECONDS = 1.0
+# The time between two looks into metrics.jsonl, whose new reports are copied together.
+_WAIT_SECONDS = 1.0
 # The wait after a failure. The libraries repeat requests themselves.
 _RETRY_SECONDS = 300.0
-_RATES = ("steps_per_second", "examples_per_second")
-
-# The parameters that MLflow accepts in a request. It would accept more metrics.
-_MLFLOW_BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -80,12 +76,8 @@ class Tracker(Callback):
     timeout_seconds = 60.0
     _thread: threading.Thread | None = None
 
-    def start(self, tracked_run: TrackedRun) -> int | None:
-        """Starts or continues the run in the tracker.
-
-        Returns:
-          The last step that the tracker has of it. None if only the run knows.
-        """
+    def start(self, tracked_run: TrackedRun) -> None:
+        """Starts or continues the run in the tracker."""
         raise NotImplementedError
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
@@ -113,11 +105,8 @@ class Tracker(Callback):
         self._directory = Path(run.directory)
         # The identity of the started run. "" before the start.
         self._tracked_id = ""
-        # The step and kind of the last copied report.
-        self._position: list[Any] = []
         self._status = "stopped"
         self._has_warned = False
-        self._has_news = threading.Event()
         self._is_rewound = threading.Event()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._follow_reports, name=self.name, daemon=True)
@@ -129,7 +118,8 @@ class Tracker(Callback):
 
     def run_end(self, run: Run) -> None:
         """Remembers whether an error ends the run."""
-        if isinstance(run.error, Exception) and not isinstance(run.error, PreemptedError):
+        is_stopped = isinstance(run.error, PreemptedError)
+        if isinstance(run.error, Exception) and not is_stopped:
             self._status = "failed"
 
     def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
@@ -137,9 +127,7 @@ class Tracker(Callback):
         self._status = "finished"
 
     def write(self, report: Report) -> None:
-        """Wakes the thread, since metrics.jsonl has a new report."""
-        if self._thread is not None:
-            self._has_news.set()
+        """Does nothing, since the thread reads the report from metrics.jsonl."""
 
     def flush(self) -> None:
         """Does nothing, since metrics.jsonl keeps what the tracker has not copied yet."""
@@ -149,7 +137,6 @@ class Tracker(Callback):
         if self._thread is None:
             return
         self._is_closing.set()
-        self._has_news.set()
         self._thread.join(self.timeout_seconds)
         if self._thread.is_alive():
             _LOG.warning("%s is not ready yet; the next start copies what is missing", self.name)
@@ -157,10 +144,11 @@ class Tracker(Callback):
 
     def _follow_reports(self) -> None:
         """Copies new lines of metrics.jsonl until the end of the run, in the thread."""
-        while True:
-            self._has_news.clear()
-            is_last_pass = self._is_closing.is_set()
-            wait_seconds = _BATCHING_SECONDS
+        is_last_pass = False
+        wait_seconds = _WAIT_SECONDS
+        while not is_last_pass:
+            is_last_pass = self._is_closing.wait(wait_seconds)
+            wait_seconds = _WAIT_SECONDS
             try:
                 self._copy_new_reports()
                 if is_last_pass:
@@ -171,10 +159,6 @@ class Tracker(Callback):
                 if not self._has_warned:
                     _LOG.warning("%s failed; the run tries it again later: %r", self.name, error)
                 self._has_warned = True
-            if is_last_pass:
-                return
-            self._is_closing.wait(wait_seconds)
-            self._has_news.wait()
 
     def _copy_new_reports(self) -> None:
         if self._is_rewound.is_set() and self._tracked_id:
@@ -184,70 +168,77 @@ class Tracker(Callback):
             self._is_rewound.clear()
             self._start_or_continue()
 
+        # The step and kind of the last report that each run of the tracker has got.
+        tracked_id = self._tracked_id
+        folder = self._directory / "trackers"
+        positions_path = folder / f"{self.name}.json"
+        positions = files.read_json(positions_path) or {}
+        position = positions.get(tracked_id, [-1, ""])
+        history_path = self._directory / "metrics.jsonl"
+        records = read_reports_from(history_path, position[0])
         reports = []
-        position = self._position
-        for record in read_reports_from(self._directory / "metrics.jsonl", position[0]):
+        for record in records:
             step = record["step"]
             kind = record["kind"]
+            metrics = record["metrics"]
+            place = [step, kind]
             # At a step the training comes before the evaluation, also in the alphabet.
-            if kind == CHANGE or [step, kind] <= position:
-                continue
-
-            position = [step, kind]
-            numbers = record["metrics"]
-            for rate in _RATES:
-                if record.get(rate):
-                    numbers[rate] = record[rate]
-            named_numbers = {f"{kind}/{name}": number for name, number in numbers.items()}
-            reports.append((step, named_numbers))
+            if kind != CHANGE and place > position:
+                numbers = {f"{kind}/{name}": number for name, number in metrics.items()}
+                report = (step, numbers)
+                reports.append(report)
+                position = place
 
         # If the run has gone back by now, the lines may be those of the next run of the tracker.
         if reports and not self._is_rewound.is_set():
             self.log(reports)
-            self._position = position
-            state = {"run": self._tracked_id, "position": position}
-            files.write_json(self._directory / "trackers" / f"{self.name}.json", state)
+            files.write_json(positions_path, {tracked_id: position})
 
     def _start_or_continue(self) -> None:
         import pandas
 
         directory = self._directory
         ledger_path = directory / "evals" / "validation.jsonl"
-        lineage = Ledger(ledger_path, dataset="", config_hash="").lineage
+        ledger = Ledger(ledger_path, dataset="", config_hash="")
+        lineage = ledger.lineage
         manifest = read_manifest(directory)
         experiment = manifest["experiment"] or "trainer_kit"
+        project = re.sub(r"[^\w.-]", "_", experiment)
         run_id = manifest["run_id"][:12]
-        tracked_id = f"{run_id}-{lineage}"
-        parent = f"{run_id}-{lineage - 1}" if lineage > 0 else ""
+        parent = f"{run_id}-{lineage - 1}"
 
-        params = (directory / "params.yaml").read_text(encoding="utf-8")
-        config = pandas.json_normalize(parse_params(params).values)
-        (values,) = config.to_dict("records")
+        params_path = directory / "params.yaml"
+        text = params_path.read_text(encoding="utf-8")
+        params = parse_params(text)
+        table = pandas.json_normalize(params.values)
+        (values,) = table.to_dict("records")
         folder = directory / "trackers"
         folder.mkdir(exist_ok=True)
         tracked_run = TrackedRun(
-            id=tracked_id,
+            id=f"{run_id}-{lineage}",
             name=directory.name,
-            parent=parent,
-            project=re.sub(r"[^\w.-]", "_", experiment),
+            parent=parent if lineage else "",
+            project=project,
             config=values,
             folder=str(folder),
         )
-        last_step = self.start(tracked_run)
+        self.start(tracked_run)
+        self._tracked_id = tracked_run.id
 
-        self._tracked_id = tracked_id
-        position: list[Any] = [-1, ""]
-        state = files.read_json(folder / f"{self.name}.json")
-        if state is not None and state["run"] == tracked_id:
-            position = state["position"]
-        # A tracker may have lost what its process had not stored yet.
-        if last_step is not None and last_step < position[0]:
-            position = [last_step, "validation"]
-        self._position = position
+
+class _PackagedTracker(Tracker):
+    """A tracker by an optional package, which has its name."""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError unless the package is installed. It is not imported."""
+        spec = find_spec(self.name)
+        # A folder of this name, such as that of W&B's files, has no origin.
+        if spec is None or spec.origin is None:
+            raise UsageError(f"{self.name} is not installed: pip install 'trainer_kit[tracking]'")
 
 
 @dataclass(eq=False)
-class WandbTracker(Tracker):
+class WandbTracker(_PackagedTracker):
     """Copies the reports of a run to Weights & Biases.
 
     The axis of the curves is the metric `step`. In the mode "offline" W&B writes to the folder
@@ -264,9 +255,6 @@ class WandbTracker(Tracker):
     name = "wandb"
     project: str = ""
     mode: Any = None
-
-    def __post_init__(self) -> None:
-        _check_installed("wandb")
 
     def start(self, tracked_run: TrackedRun) -> None:
         """Starts or continues the run with this identity."""
@@ -289,15 +277,17 @@ class WandbTracker(Tracker):
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs each report."""
         for step, numbers in reports:
-            self._run.log({**numbers, "step": step})
+            row = {**numbers, "step": step}
+            self._run.log(row)
 
     def finish(self, status: str) -> None:
         """Waits until everything is uploaded, and ends the run."""
-        self._run.finish(exit_code=int(status == "failed"))
+        has_failed = status == "failed"
+        self._run.finish(exit_code=int(has_failed))
 
 
 @dataclass(eq=False)
-class MLflowTracker(Tracker):
+class MLflowTracker(_PackagedTracker):
     """Copies the reports of a run to MLflow.
 
     The tag trainer_kit.run of a run in MLflow is its identity, trainer_kit.parent is its parent.
@@ -315,9 +305,6 @@ class MLflowTracker(Tracker):
     uri: str | None = None
     experiment: str = ""
 
-    def __post_init__(self) -> None:
-        _check_installed("mlflow")
-
     def start(self, tracked_run: TrackedRun) -> None:
         """Starts the run, or continues the one whose tag names it."""
         from mlflow import MlflowClient
@@ -325,49 +312,53 @@ class MLflowTracker(Tracker):
 
         client = MlflowClient(self.uri)
         name = self.experiment or tracked_run.project
-        if client.get_experiment_by_name(name) is None:
-            client.create_experiment(name)
-        experiment_id = client.get_experiment_by_name(name).experiment_id
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            experiment_id = client.create_experiment(name)
+        else:
+            experiment_id = experiment.experiment_id
 
         query = f"tags.`trainer_kit.run` = '{tracked_run.id}'"
         runs = client.search_runs([experiment_id], query)
         if not runs:
             tags = {"trainer_kit.run": tracked_run.id, "trainer_kit.parent": tracked_run.parent}
-            runs = [client.create_run(experiment_id, tags=tags, run_name=tracked_run.name)]
+            new_run = client.create_run(experiment_id, tags=tags, run_name=tracked_run.name)
+            runs = [new_run]
         (mlflow_run,) = runs
+        run_id = mlflow_run.info.run_id
         self._client = client
-        self._run_id = mlflow_run.info.run_id
-        client.update_run(self._run_id, status="RUNNING")
+        self._run_id = run_id
+        client.update_run(run_id, status="RUNNING")
 
         # MLflow refuses to change them.
         if not mlflow_run.data.params:
-            params = [Param(path, str(value)) for path, value in tracked_run.config.items()]
-            for first in range(0, len(params), _MLFLOW_BATCH):
-                batch = params[first : first + _MLFLOW_BATCH]
-                client.log_batch(self._run_id, params=batch)
+            config = tracked_run.config.items()
+            params = [Param(path, str(value)) for path, value in config]
+            client.log_batch(run_id, params=params)
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs the numbers of all reports in few requests."""
         from mlflow.entities import Metric
 
-        milliseconds = int(1000 * time.time())
+        seconds = time.time()
+        milliseconds = int(1000 * seconds)
         metrics = []
         for step, numbers in reports:
             for name, number in numbers.items():
                 mlflow_name = re.sub(r"[^\w./ -]", "_", name)
-                metrics.append(Metric(mlflow_name, number, milliseconds, step))
-        for first in range(0, len(metrics), _MLFLOW_BATCH):
-            batch = metrics[first : first + _MLFLOW_BATCH]
-            self._client.log_batch(self._run_id, metrics=batch)
+                metric = Metric(mlflow_name, number, milliseconds, step)
+                metrics.append(metric)
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def finish(self, status: str) -> None:
         """Sets the status FINISHED, FAILED, or KILLED."""
         statuses = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-        self._client.set_terminated(self._run_id, statuses[status])
+        mlflow_status = statuses[status]
+        self._client.set_terminated(self._run_id, mlflow_status)
 
 
 @dataclass(eq=False)
-class TrackioTracker(Tracker):
+class TrackioTracker(_PackagedTracker):
     """Copies the reports of a run to Trackio.
 
     Trackio has no tags. The identity of a run is in its name, and `parent` is in its config.
@@ -382,21 +373,14 @@ class TrackioTracker(Tracker):
     name = "trackio"
     project: str = ""
 
-    def __post_init__(self) -> None:
-        _check_installed("trackio")
-
-    def start(self, tracked_run: TrackedRun) -> int | None:
-        """Starts or continues the run of this name. Returns the last step in a local database."""
+    def start(self, tracked_run: TrackedRun) -> None:
+        """Starts or continues the run of this name."""
         import trackio
-        from trackio.sqlite_storage import SQLiteStorage
 
         project = self.project or tracked_run.project
         name = f"{tracked_run.name} {tracked_run.id}"
         config = {**tracked_run.config, "parent": tracked_run.parent}
-        # Trackio stores twice a second, so a killed process has lost its last reports.
-        last_step = SQLiteStorage.get_max_step_for_run(project, name)
         self._run = trackio.init(project, name, config=config, resume="allow", embed=False)
-        return last_step
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs each report."""
@@ -406,11 +390,3 @@ class TrackioTracker(Tracker):
     def finish(self, status: str) -> None:
         """Waits until everything is stored, and ends the run."""
         self._run.finish()
-
-
-def _check_installed(package: str) -> None:
-    """Raises UsageError unless the package is installed. It is not imported."""
-    spec = find_spec(package)
-    # A folder of this name, such as that of W&B's files, has no origin.
-    if spec is None or spec.origin is None:
-        raise UsageError(f"{package} is not installed; run pip install 'trainer_kit[tracking]'")

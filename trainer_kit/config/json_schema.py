@@ -2,7 +2,7 @@
 
 Pydantic describes the values. The sections are described here, since pydantic knows neither the
 classes of an experiment's own sections, nor registered branches, nor short forms. The schema
-describes changes of a config: only an item of a list needs its required fields.
+describes changes of a config, so no field is required.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer_kit.config.fields import (
 )
 from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.section import Section, to_plain_data
+from trainer_kit.config.schema.section import Section
 
 Schema = dict[str, Any]
 
@@ -33,7 +33,7 @@ def create_json_schema(config: ExperimentConfig, title: str) -> Schema:
     """Returns the JSON schema of files with values for `config`.
 
     Args:
-      config: The config of the experiment. It gives the classes of the sections, and the defaults.
+      config: The config of the experiment. It gives the classes of the sections.
       title: The name of the experiment.
     """
     builder = _SchemaBuilder()
@@ -88,7 +88,7 @@ class _SchemaBuilder:
         return {"anyOf": alternatives}
 
     def _describe_field(self, section_class: type[Section], name: str, value: object) -> Schema:
-        """Returns the schema of a field, whose present value gives the class or the default."""
+        """Returns the schema of a field, whose present value gives the class."""
         annotation = get_fields(section_class)[name].annotation
         field_class = find_section_class(annotation)
         named_class = find_dict_value_class(annotation)
@@ -98,10 +98,7 @@ class _SchemaBuilder:
             section = value
             field_class = type(value)
         if not (field_class or named_class or item_class):
-            schema = _describe_value(section_class, name)
-            if value is not None:
-                schema["default"] = to_plain_data(value)
-            return schema
+            return _describe_value(section_class, name)
 
         alternatives: list[Schema] = []
         plain_members = get_plain_members(annotation)
@@ -109,7 +106,7 @@ class _SchemaBuilder:
             adapter = TypeAdapter(plain_members)
             alternatives.append(adapter.json_schema())
 
-        schema = {"type": "object", "properties": {}}
+        schema: Schema = {"type": "object", "properties": {}}
         if field_class and (section or named_class):
             schema = self.describe_section(field_class, section)
         elif field_class:
@@ -123,11 +120,8 @@ class _SchemaBuilder:
                 named_schema = self.describe_section(type(named_section), named_section)
                 schema["properties"][key] = named_schema
         if item_class:
-            fields = get_fields(item_class)
-            required = [key for key, info in fields.items() if info.is_required()]
             item_schema = self._refer_to_class(item_class)
-            items = {**item_schema, "required": required}
-            schema = {"type": "array", "items": items}
+            schema = {"type": "array", "items": item_schema}
         return {"anyOf": [*alternatives, schema]}
 
     def _refer_to_class(self, section_class: type[Section]) -> Schema:

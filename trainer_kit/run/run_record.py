@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,7 +17,6 @@ from trainer_kit.errors import PreemptedError, find_trainer_kit_error
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.goodput import read_goodput
 from trainer_kit.evals.ledger import extract_scalars
-from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.controller import Controller
@@ -35,7 +33,6 @@ from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.model_and_config import find_single_thread_problem
 from trainer_kit.training.loops.iterators import is_stopping
-from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 
@@ -220,10 +217,6 @@ def _account_for_time(
     can_use_one_thread = config.runtime.executor == "default" and not find_single_thread_problem(
         trainer.strategy
     )
-    data_check = ""
-    if isinstance(trainer, Trainer) and isinstance(trainer.data.source, Source):
-        experiment = plan.options.experiment or "EXPERIMENT"
-        data_check = f"trainer-kit doctor data {shlex.quote(experiment)}"
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         to_compile=unset_settings,
@@ -231,7 +224,6 @@ def _account_for_time(
         can_fuse=can_fuse,
         can_use_one_thread=can_use_one_thread,
         is_on_cpu=has_only_cpus(),
-        data_check=data_check,
     )
     advice = advise_on_time(times, settings)
     record = {**times.to_record(), "verdict": advice}

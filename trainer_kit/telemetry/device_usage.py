@@ -79,8 +79,7 @@ def read_peak_memory() -> int | None:
     for device in tf.config.list_logical_devices("GPU"):
         name = device.name.removeprefix("/device:")
         info = tf.config.experimental.get_memory_info(name)
-        peak = int(info["peak"])
-        peaks.append(peak)
+        peaks.append(info["peak"])
     return max(peaks, default=None)
 
 

@@ -55,5 +55,6 @@ def find_peak_flops(device_name: str, dtype: str) -> float | None:
     for pattern, teraflops in _TERAFLOPS.items():
         if re.fullmatch(pattern, name):
             rates = dict(zip(_DTYPES, teraflops, strict=True))
-            return _TERA * rates.get(dtype, 0.0) or None
+            rate = rates.get(dtype, 0.0)
+            return _TERA * rate or None
     return None

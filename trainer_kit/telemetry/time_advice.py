@@ -25,8 +25,9 @@ _ADVICE: dict[str, tuple[float, str, str]] = {
         0.2,
         "waiting for data",
         (
-            "try larger batches, maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs,"
-            " task.train_data.cache=true if it reads that, or runtime.dataset_num_private_threads"
+            "`trainer-kit doctor data` shows which function is slow; try larger batches, maps with"
+            " num_parallel_calls=tf.data.AUTOTUNE in build_inputs, task.train_data.cache=true if it"
+            " reads that, or runtime.dataset_num_private_threads"
         ),
     ),
     "evaluation": (
@@ -58,8 +59,6 @@ class RunSettings:
       can_fuse: Whether steps could be fused, but are not.
       can_use_one_thread: Whether runtime.executor could be single_threaded, but is not.
       is_on_cpu: Whether all devices are CPUs, on which low precision is not faster.
-      data_check: The command that measures the stages of the data. Empty if the data is no Source,
-        so that they cannot be measured.
     """
 
     steps_per_loop: int
@@ -68,7 +67,6 @@ class RunSettings:
     can_fuse: bool = False
     can_use_one_thread: bool = False
     is_on_cpu: bool = False
-    data_check: str = ""
 
 
 def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
@@ -108,11 +106,6 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
     _, activity, advice = _ADVICE[name]
     seconds = times.seconds[name] + times.seconds.get("step", 0.0)
     are_steps_short = seconds < _SHORT_STEP * times.steps
-    if name == "input" and settings.data_check:
-        advice = (
-            f"`{settings.data_check}` shows which function is slow; try to make it faster, larger"
-            " batches, or runtime.dataset_num_private_threads"
-        )
     if name == "input" and settings.can_fuse and are_steps_short:
         advice = f"steps are short: try {_FUSE}, which takes many batches at once{_NEW_RUN}"
     share_text = percent(times.share(name))

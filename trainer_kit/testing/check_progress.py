@@ -57,15 +57,12 @@ class CheckProgress(Callback):
         loss = get_training_loss(logs)
         print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
         named_variables = optimizer_variables(run.trainer.optimizer, run.trainer.model)
-        slots = 0
         slot_bytes = 0
         for variable in tf.nest.flatten(named_variables):
-            # Scalars, such as the number of steps, are no slots.
-            if isinstance(variable, tf.Variable) and variable.shape.rank:
-                slots += 1
+            if isinstance(variable, tf.Variable):
                 slot_bytes += variable.dtype.size * variable.shape.num_elements()
         mebibytes = slot_bytes / 2**20
-        print(f"      {slots} optimizer slots of {mebibytes:.3g} MiB")
+        print(f"      optimizer slots of {mebibytes:.3g} MiB")
         memory = read_peak_memory()
         if memory is not None:
             gibibytes = memory / 2**30

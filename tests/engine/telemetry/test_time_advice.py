@@ -35,7 +35,7 @@ def _build_account(
         ),
         (
             _build_account(input=62),
-            r"^input: 62 % of the time was spent waiting for data; try larger batches, maps",
+            r"^input: 62 % .* waiting for data; `trainer-kit doctor data` shows .*; try larger",
         ),
         (
             _build_account(input=62, steps=400_000),
@@ -87,15 +87,6 @@ def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
     assert advise_on_time(_build_account(evaluation=21, save=12), _SETTINGS).startswith(
         "evaluation: 21 %"
     )
-
-
-def test_a_slow_source_is_examined_and_not_mapped() -> None:
-    settings = replace(_SETTINGS, data_check="trainer-kit doctor data mine")
-
-    advice = advise_on_time(_build_account(input=62), settings)
-
-    assert "`trainer-kit doctor data mine` shows which function is slow" in advice
-    assert "maps" not in advice
 
 
 def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:

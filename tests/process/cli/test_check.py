@@ -145,8 +145,7 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(
     ]
     assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
     assert "training_loss" in done.stdout
-    # Momentum keeps one slot for each of the four weights.
-    assert " optimizer slots of " in done.stdout
+    assert "      optimizer slots of " in done.stdout
     assert "FAIL" not in done.stdout
     assert [path.name for path in here.iterdir()] == ["mine.py"]
     # TensorFlow leaves the code that it traced until the process ends.

@@ -40,9 +40,8 @@ class FileTracker(Tracker):
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
-    def start(self, tracked_run: TrackedRun) -> int | None:
+    def start(self, tracked_run: TrackedRun) -> None:
         self.tracked_run = tracked_run
-        return None
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         with self.path.open("a") as stream:
@@ -68,7 +67,7 @@ class FileTracker(Tracker):
         if run.step == kill_step:
             state_path = Path(run.directory, "trackers/file_tracker.json")
             # It has the training and the evaluation of step 30.
-            wait_until(lambda: (read_json(state_path) or {}).get("position") == [30, "validation"])
+            wait_until(lambda: [30, "validation"] in (read_json(state_path) or {}).values())
             os.kill(os.getpid(), signal.SIGKILL)
 
 

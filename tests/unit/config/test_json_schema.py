@@ -67,7 +67,7 @@ MISTAKES = {
     "trainer: {optimizer_config: {optimizer: adamww}}": "trainer.optimizer_config.optimizer",
     "trainer: {optimizer_config: {schedule: cosin}}": "trainer.optimizer_config.schedule",
     "trainer: {optimizer_config: {learning_rate: -1}}": "trainer.optimizer_config.learning_rate",
-    "trainer: {optimizer_config: {warmup: 5 min}}": "trainer.optimizer_config.warmup",
+    "trainer: {optimizer_config: {warmup: five}}": "trainer.optimizer_config.warmup",
     "trainer: {optimizer_config: {optimizer: {adam: {beta_1: x}}}}": (
         "trainer.optimizer_config.optimizer.adam.beta_1"
     ),
@@ -77,7 +77,7 @@ MISTAKES = {
     "task: {train_data: {global_batch_size: 2.5}}": "task.train_data.global_batch_size",
     "task: {model: {dropout: 1.5}}": "task.model.dropout",
     "task: {validation_data: {near: {cache: 3}}}": "task.validation_data.near.cache",
-    "trainer: {callbacks: [{args: {}}]}": "trainer.callbacks[0]",
+    "trainer: {callbacks: [{nam: log}]}": "trainer.callbacks[0]",
     "trainer: {optimizers: {a: {period: 0}}}": "trainer.optimizers.a.period",
     "runtime: 5": "runtime",
 }

@@ -82,32 +82,27 @@ def _examine(
     """Prints the speed and the values, and saves the picture.
 
     Raises:
-      DataError: when the data is empty, or has values that are not finite.
+      DataError: when the data is too short, or has values that are not finite.
     """
+    import keras
+
     from trainer_kit.inputs.data_examination import (
-        ORDER,
-        find_example,
-        iterate_tensors,
-        measure_speed,
+        measure_seconds,
         measure_stages,
         summarize_batches,
     )
 
     # The speed of the whole, as a run reads it.
-    batches = arguments.batches
-    speed = measure_speed(dataset, _SECONDS)
+    seconds = measure_seconds(dataset, _SECONDS)
+    milliseconds = 1000 * seconds
     first_batch = next(iter(dataset))
-    named_tensors = iterate_tensors(first_batch)
-    tensors = dict(named_tensors)
-    features = next(iter(tensors.values()))
-    # Interleaved tasks begin with the number of the task.
-    batch_size = features.shape[0] if features.shape.rank else 1
-    rate = batch_size / speed.mean_seconds
-    milliseconds = 1000 * speed.mean_seconds
+    tensors = keras.tree.flatten(first_batch)
+    # Interleaved tasks begin with the number of the task, which has no dimension.
+    batch_size = tensors[-1].shape[:1].num_elements()
+    rate = batch_size / seconds
     print(
         f"without a model: {rate:.0f} examples/s,"
-        f" a batch of {batch_size} every {milliseconds:.3g} ms;"
-        f" the first batch came after {speed.first_seconds:.3g} s"
+        f" a batch of {batch_size} every {milliseconds:.3g} ms"
     )
 
     # The stages, one after another.
@@ -119,32 +114,19 @@ def _examine(
         print(f"{milliseconds:10.2f}  {name}")
 
     # The values.
-    print(f"values in the first {batches} batches:")
-    summaries = summarize_batches(dataset, batches)
+    print(f"values in the first {arguments.batches} batches:")
+    summaries = summarize_batches(dataset, arguments.batches)
     problem = ""
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape)
-        line = f"    {name}: {tensor.dtype.name} {shape}"
-        summary = summaries[name]
-        if summary.is_number:
+    for name, summary in summaries.items():
+        line = f"    {name}: {summary.description}"
+        if summary.lowest <= summary.highest:
             line += f", from {summary.lowest:.4g} to {summary.highest:.4g}"
         print(line)
-        if summary.first_place is None:
-            continue
-
-        # What a Source knows of the example.
-        batch, row = summary.first_place
-        place = f"row {row} of batch {batch}"
-        order = stages.get(ORDER)
-        if order is not None:
-            position = batch * batch_size + row
-            index = find_example(order, position)
-            place = f"example {index}, {place}"
-        count = summary.num_not_finite
-        problem = f"{name} has {count} NaN or infinite values, the first in {place}"
+        if summary.bad_place:
+            problem = f"{name} has a value that is NaN or infinite in {summary.bad_place}"
 
     if arguments.picture:
-        _save_sample(tensors.values(), arguments.picture)
+        _save_sample(tensors, arguments.picture)
     if problem:
         raise DataError(problem)
 
@@ -161,21 +143,18 @@ def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
 
     from trainer_kit.callbacks.sample_pictures import image_grid
 
-    for tensor in tensors:
-        shape = tensor.shape
-        if shape.rank == 4 and shape[3] in (1, 3):
-            break
-    else:
+    candidates = [tensor for tensor in tensors if tensor.shape[3:] in ([1], [3])]
+    if not candidates:
         raise UsageError(
             "--picture: no tensor of the batch has the shape of images, [batch, height, width,"
             " 1 or 3]; leave it out"
         )
 
-    numbers = tensor[:_IMAGES].numpy().astype(np.float64)
+    numbers = np.asarray(candidates[0][:_IMAGES], np.float32)
     images = np.nan_to_num(numbers)
-    images -= images.min()
-    images /= images.max() or 1.0
-    picture = image_grid(2.0 * images - 1.0)
+    limits = (images.min(), images.max())
+    scaled_images = np.interp(images, limits, (-1.0, 1.0))
+    picture = image_grid(scaled_images)
     png = tf.io.encode_png(picture)
     write_bytes(path, png.numpy())
     print(f"images of the first batch are in {path}")

@@ -368,24 +368,14 @@ class LrConfig(OpenOneOfConfig):
     def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
         """Returns the mapping that a short form stands for.
 
-        A schedule that is chosen by its name keeps the present base rate, and ends with the run.
+        A schedule that is chosen by its name ends with the run.
         """
-        section = super().expand_short_form(value, current)
-        chosen_before = current.get("type", "")
-        is_new_name = isinstance(value, str) and value in cls.branches()
-        if not is_new_name or value == chosen_before:
-            return section
+        is_chosen = value == current.get("type")
+        if is_chosen or not isinstance(value, str) or value not in _LENGTHS:
+            return super().expand_short_form(value, current)
 
-        settings = {}
-        if value in _LENGTHS:
-            length_field = _LENGTHS[value]
-            settings[length_field] = _WHOLE_RUN
-        settings_before = current.get(chosen_before) or {}
-        base_rate = settings_before.get(cls.find_main_field(chosen_before))
-        main_field = cls.find_main_field(value)
-        if main_field and base_rate is not None:
-            settings[main_field] = base_rate
-        return {"type": value, value: settings}
+        length_field = _LENGTHS[value]
+        return {"type": value, value: {length_field: _WHOLE_RUN}}
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""

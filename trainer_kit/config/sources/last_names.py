@@ -11,7 +11,7 @@ from trainer_kit.config.merge import merge_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.config_files import OVERRIDE_FLAG
 from trainer_kit.config.sources.layer import ConfigLayer, is_inside, unflatten_values
-from trainer_kit.errors import Mistake, find_similar_names, suggest_names
+from trainer_kit.errors import Mistake, suggest_names
 
 
 def find_last_names(
@@ -42,15 +42,16 @@ def find_last_names(
     below = [*previous_layers, first_layer]
     # Mistakes in these layers are reported when all layers are merged.
     current, _, _ = merge_layers(config, below)
-    all_names = [path.rpartition(".")[2] for path in list_field_paths(current)]
+    paths_by_name = _group_paths(current)
 
     mistakes = []
     for name in names:
-        paths = _find_paths(name, current)
+        paths = paths_by_name.get(name, [])
         origin = layer.find_origin(name) or OVERRIDE_FLAG
         if len(paths) == 1:
             path = paths[0]
-            values = unflatten_values({path: layer.values[name]})
+            value = layer.values[name]
+            values = unflatten_values({path: value})
             new_layer = ConfigLayer(values, {path: origin})
             layers.append(new_layer)
             continue
@@ -59,26 +60,20 @@ def find_last_names(
         advice = suggest_names("", paths, max_listed=5)
         if not paths:
             problem = NO_SUCH_KEY
-            has_similar = find_similar_names(name, all_names)
-            candidates = all_names if has_similar else list(sections)
-            advice = suggest_names(name, candidates)
+            advice = suggest_names(name, list(paths_by_name), max_listed=5)
         mistake = Mistake(name, problem, advice, origin)
         mistakes.append(mistake)
     return layers, mistakes
 
 
-def _find_paths(name: str, config: ExperimentConfig) -> list[str]:
-    """Returns the paths that a last name may stand for."""
-    unused_section = "-"
-    if config.trainer.optimizers:
-        unused_section = "trainer.optimizer_config"
-
-    paths: list[str] = []
+def _group_paths(config: ExperimentConfig) -> dict[str, list[str]]:
+    """Returns the paths that each last name may stand for."""
+    paths_by_name: dict[str, list[str]] = {}
     for path in list_field_paths(config):
-        last_name = path.rpartition(".")[2]
-        if last_name != name or is_inside(path, unused_section):
-            continue
+        *_, name = path.split(".")
+        paths = paths_by_name.setdefault(name, [])
         # A section stands for the fields of the same name in it, such as the base learning rate.
-        if not any(is_inside(path, section) for section in paths):
+        is_covered = any(is_inside(path, section) for section in paths)
+        if not is_covered:
             paths.append(path)
-    return paths
+    return paths_by_name

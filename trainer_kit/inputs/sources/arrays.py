@@ -121,10 +121,8 @@ class ArraySource:
     ) -> dict[str, tf.data.Dataset]:
         """Returns the datasets that make the batches of `at`, one after another. See Source.
 
-        The stages are "order", which one pass in the arrays' own order does not need, "gather" and
-        the transform. The arguments are those of `at`.
+        The stages are "gather" and the transform. The arguments are those of `at`.
         """
-        stages = {}
         batches_per_gather = self._count_batches_per_gather(input_context)
         has_several_workers = input_context and input_context.num_input_pipelines > 1
         if batches_per_gather > 1:
@@ -135,16 +133,14 @@ class ArraySource:
             gathered = indices.map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
             batches = declare_endless(batches)
-            stages["order"] = indices
         elif self._params.is_training or self._uses_seeds or has_several_workers:
             indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
             batches = indices.map(self._gather)
-            stages["order"] = indices
         else:
             # One pass in the arrays' own order needs no gather.
             replicas = input_context.num_replicas_in_sync if input_context else 1
             batches = self._slices(position, replicas)
-        stages["gather"] = batches
+        stages = {"gather": batches}
 
         if self._transform is not None:
             batches = self._transform.apply_to(batches, has_seeds=self._uses_seeds)

@@ -37,9 +37,7 @@ class Source(Protocol):
 
     A Source may have a method `stages(position, input_context=None) -> dict[str, Dataset]` that
     returns the datasets that make its batches one after another, by the name of the stage. Then
-    `trainer-kit doctor data` measures each stage. A first stage "order" has the indices of the
-    examples, by which it names an example. Elements of this stage may be tuples that begin with the
-    indices, and may have those of several batches.
+    `trainer-kit doctor data` measures each stage.
     """
 
     def at(

@@ -128,11 +128,11 @@ class TFRecordSource:
     ) -> dict[str, tf.data.Dataset]:
         """Returns the datasets that make the batches of `at`, one after another. See Source.
 
-        The stages are "order", "read" and the functions. The arguments are those of `at`.
+        The stages are "read" and the functions. The arguments are those of `at`.
         """
         indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
         batches = indices.map(self._read_batch, num_parallel_calls=tf.data.AUTOTUNE)
-        stages = {"order": indices, "read": batches}
+        stages = {"read": batches}
         for function in self._functions:
             # The last function of the chain drops the seeds.
             is_last = function is self._functions[-1]

@@ -104,14 +104,13 @@ def test_expanded_values_have_the_line_of_their_short_form(name: str, tmp_path: 
     assert origins[f"{SECTION}.warmup.linear.warmup_steps"] == f"{file}:7"
 
 
-def test_a_schedule_by_name_keeps_the_base_rate() -> None:
-    constant = _optimization(optimizer="sgd", learning_rate=0.5)
+def test_a_number_is_the_base_rate_of_the_chosen_schedule() -> None:
+    constant = _optimization(optimizer="sgd", learning_rate=0.1)
 
-    one_cycle = constant.replace(schedule="one_cycle").learning_rate
+    one_cycle = constant.replace(schedule="one_cycle", learning_rate=0.5).learning_rate
     assert one_cycle.one_cycle.max_learning_rate == 0.5
     assert one_cycle.one_cycle.total_steps == "100 %"
 
-    # A number changes the base rate of the schedule that is chosen.
     changed = OptimizationConfig(optimizer="sgd", learning_rate=one_cycle).replace(learning_rate=2)
     assert changed.learning_rate.type == "one_cycle"
     assert changed.learning_rate.one_cycle.max_learning_rate == 2

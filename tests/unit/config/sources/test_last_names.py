@@ -51,7 +51,7 @@ def test_unique_names_of_fields_and_sections_find_their_place() -> None:
 
 def test_a_file_decides_which_fields_the_config_has(tmp_path: Path) -> None:
     file = tmp_path / "cosine.yaml"
-    file.write_text("trainer: {optimizer_config: {schedule: cosine}}")
+    file.write_text("trainer: {optimizer_config: {schedule: cosine, learning_rate: 1e-3}}")
     sources = ConfigSources(config_files=(str(file),), params_overrides=("alpha=0.5",))
 
     resolved = resolve_config("last_names/one", sources)
@@ -75,9 +75,9 @@ def test_several_fields_of_a_name_are_listed() -> None:
 
     assert str(caught.value) == (
         "learning_rate (--params_override): several fields have this name; write the whole path;"
-        " there are: trainer.optimizers.a.learning_rate, trainer.optimizers.b.learning_rate,"
-        " trainer.optimizers.c.learning_rate, trainer.optimizers.d.learning_rate,"
-        " trainer.optimizers.e.learning_rate, ... (6 in all)"
+        " there are: trainer.optimizer_config.learning_rate, trainer.optimizers.a.learning_rate,"
+        " trainer.optimizers.b.learning_rate, trainer.optimizers.c.learning_rate,"
+        " trainer.optimizers.d.learning_rate, ... (7 in all)"
     )
 
 
@@ -87,7 +87,7 @@ def test_several_fields_of_a_name_are_listed() -> None:
         ("learning_rat=3", "did you mean learning_rate?"),
         ("train_step=3", "there is no such key; did you mean train_steps"),
         ("traine.train_steps=3", "did you mean trainer?"),
-        ("xyzzy=3", "there are: runtime, task, trainer"),
+        ("xyzzy=3", "there is no such key; there are: "),
         ("{5: 3}", "5 (--params_override): there is no such key"),
         ('{"trainer.train_steps": 3}', "nest the keys"),
         ("sgd={momentum: 0.5}", "has no effect while trainer.optimizer_config.optimizer.type is"),
