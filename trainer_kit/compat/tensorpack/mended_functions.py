@@ -34,7 +34,10 @@ def create_image_summary(name: str, val: np.ndarray) -> Any:
         content = _v1.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=png
         )
-        images.value.add(tag=name if len(val) == 1 else f"{name}/{index}", image=content)
+        tag = name
+        if len(val) > 1:
+            tag = f"{name}/{index}"
+        images.value.add(tag=tag, image=content)
     return images
 
 
