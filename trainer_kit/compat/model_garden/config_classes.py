@@ -208,14 +208,16 @@ def _build_field(
     # A field of `base` keeps the type that trainer_kit gives it. A value that is a Config is a
     # section that `changes` has.
     is_mirrored = isinstance(value, Config)
-    is_ours_alone = name in base_fields and name not in hints and not is_mirrored
+    is_ours_alone = name not in hints and not is_mirrored
     is_section = isinstance(value, (Config, TheirConfig))
     if name in base_fields and (is_ours_alone or not is_section):
         field = base_fields[name]
         if isinstance(value, TheirConfig):
             # The changes of a section that only trainer_kit has.
             default = field.get_default(call_default_factory=True)
-            default_values = default.as_dict() if isinstance(default, Config) else {}
+            default_values = {}
+            if isinstance(default, Config):
+                default_values = default.as_dict()
             changed_values = value.as_dict()
             value = {**default_values, **changed_values}
         if field.metadata:
@@ -418,7 +420,10 @@ def translate_annotation(hint: object) -> Any:
     if origin is tuple:
         items = []
         for arg in args:
-            items.append(arg if arg is Ellipsis else translate_annotation(arg))
+            item = arg
+            if arg is not Ellipsis:
+                item = translate_annotation(arg)
+            items.append(item)
         return types.GenericAlias(tuple, tuple(items))
     if origin in (list, collections.abc.Sequence):
         item = translate_annotation(args[0])
@@ -440,7 +445,9 @@ def matches_annotation(value: object, hint: Any) -> bool:
 
 def _get_union_members(hint: object) -> tuple[Any, ...]:
     """Returns the alternatives of a union, or only `hint`."""
-    return get_args(hint) if _is_union(hint) else (hint,)
+    if _is_union(hint):
+        return get_args(hint)
+    return (hint,)
 
 
 def _is_union(hint: object) -> bool:
