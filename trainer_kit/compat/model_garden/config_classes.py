@@ -93,7 +93,9 @@ def build_original(mirrored_config: Config) -> Any:
         original.override(changes, is_strict=False)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(original).__name__} of Model Garden does not take {changes}"
-        advice = str(error.args[0]) if error.args else ""
+        advice = ""
+        if error.args:
+            advice = str(error.args[0])
         raise ConfigError([Mistake("", problem, advice)]) from error
     return original
 
@@ -396,7 +398,9 @@ def find_list_section(hint: object) -> type[TheirConfig] | None:
     if len(item_types) != 1:
         return None
     (item_type,) = item_types
-    return item_type if _is_section(item_type) else None
+    if not _is_section(item_type):
+        return None
+    return item_type
 
 
 def get_section_alternatives(hint: object) -> list[Any]:

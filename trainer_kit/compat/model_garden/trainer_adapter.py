@@ -260,7 +260,10 @@ class TrainerAdapter(GardenActionsTrainer):
         Args:
           path: The path of the restored checkpoint. None if there was none.
         """
-        self.data.prepare_iterator_restore(f"{path}{ITERATOR_SUFFIX}" if path else None)
+        iterator_path = None
+        if path:
+            iterator_path = f"{path}{ITERATOR_SUFFIX}"
+        self.data.prepare_iterator_restore(iterator_path)
         self.state.after_restore(path)
         # What the trainer's own loops change is not known.
         if self.can_train:

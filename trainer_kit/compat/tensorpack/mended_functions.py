@@ -90,7 +90,9 @@ class TensorFlowFunctions(LinearWrap._TFModuleFunc):
     """The functions of `LinearWrap(x).tf`, which are those of TensorFlow 1."""
 
     def __init__(self, module: Any, tensor: tf.Tensor) -> None:
-        super().__init__(tfv1 if module is tf else module, tensor)
+        if module is tf:
+            module = tfv1
+        super().__init__(module, tensor)
 
 
 def mend_functions() -> None:

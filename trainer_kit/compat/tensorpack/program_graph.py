@@ -326,8 +326,10 @@ class ProgramGraph:
         Raises:
           UnknownTensorError: When the graph has none of this name.
         """
+        if isinstance(name, GraphVariable):
+            return name.op.outputs[0]
         if isinstance(name, tf.Variable):
-            return name.op.outputs[0] if isinstance(name, GraphVariable) else name.value()
+            return name.value()
         if not isinstance(name, str):
             return name
         return self.graph.as_graph_element(name)
