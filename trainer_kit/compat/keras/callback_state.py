@@ -125,7 +125,9 @@ def _decode_value(value: object) -> Any:
         return decoded
 
     parts = [_decode_value(part) for part in content]
-    return tuple(parts) if kind == "tuple" else parts
+    if kind == "tuple":
+        return tuple(parts)
+    return parts
 
 
 def _format_attributes(attributes: Mapping[str, object]) -> dict[str, str]:
@@ -251,15 +253,19 @@ def load_history(model_dir: str, history: History) -> None:
         values = []
         for value in plain_values:
             # An array was written as nested lists.
-            values.append(np.asarray(value) if isinstance(value, list) else value)
+            if isinstance(value, list):
+                value = np.asarray(value)
+            values.append(value)
         history.history[name] = values
 
 
 def is_keras_callback(callback: KerasCallback, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
     # Not isinstance: the classes of two libraries have this name, and tf_keras may be missing.
-    classes = type(callback).__mro__
-    return any(cls.__name__ == class_name and is_defined_in_keras(cls) for cls in classes)
+    for cls in type(callback).__mro__:
+        if cls.__name__ == class_name and is_defined_in_keras(cls):
+            return True
+    return False
 
 
 def is_defined_in_keras(cls: type) -> bool:

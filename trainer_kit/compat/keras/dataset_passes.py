@@ -112,7 +112,10 @@ class DatasetPasses:
         """
         del input_context
         remainder = self._dataset.skip(position % self.batches_per_epoch)
-        return remainder if self.ends_with_pass else remainder.concatenate(self._dataset.repeat())
+        if self.ends_with_pass:
+            return remainder
+        next_passes = self._dataset.repeat()
+        return remainder.concatenate(next_passes)
 
     def prepare_pass(self, position: int, *, has_iterator: bool) -> bool:
         """Prepares the shuffles for the pass of a batch. Runs eagerly, in scope, on the host.
@@ -205,7 +208,9 @@ class DatasetPasses:
         """
         at_begin, after_a_pass = self._unread_iterators
         follows_a_pass = pass_number > 0 or self._original_dataset in _BEGUN_PASSES
-        count = after_a_pass if follows_a_pass else 0
+        count = 0
+        if follows_a_pass:
+            count += after_a_pass
         if pass_number == self.earlier_passes:
             count += at_begin
         for _ in range(count):

@@ -161,7 +161,9 @@ def _build_loop_data(train_ds: Any, steps_per_epoch: int | None) -> TrainingData
         return data
 
     is_finite = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
-    epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and is_finite else train_ds
+    epoch = train_ds
+    if steps_per_epoch and is_finite:
+        epoch = train_ds.take(steps_per_epoch)
     if is_finite and needs_new_iterators(epoch):
         passes = DatasetPasses(epoch, data.steps_per_epoch, original_dataset=train_ds)
         return dataclasses.replace(data, batches=passes)
@@ -245,7 +247,9 @@ class LoopTask(FitTask):
     def get_evaluation_metric_names(self) -> list[str]:
         """Returns the names of the single numbers that an evaluation gives, after `prepare`."""
         names = [metric.name for metric in self.loop.val_metrics]
-        return ["loss", *names] if self._test_step_returns_loss else names
+        if self._test_step_returns_loss:
+            names.insert(0, "loss")
+        return names
 
     def _trace(self, name: str, data: Any, argument: str) -> None:
         """Traces a function, and warns of metrics that it updates without being told of them.

@@ -91,10 +91,12 @@ def evaluate(
     batches = steps
     if not steps:
         # A dataset of unknown or infinite length has a negative cardinality.
-        length = (
-            int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
-        )
-        batches = length if length and length > 0 else None
+        if isinstance(data, tf.data.Dataset):
+            batches = int(data.cardinality())
+        else:
+            batches = data.batches_per_epoch
+        if batches is not None and batches <= 0:
+            batches = None
 
     params = {"epochs": 1, "steps": batches, "verbose": verbose}
     keras_callbacks = KerasCallbacks(callbacks_of_keras, params)
@@ -127,7 +129,9 @@ def evaluate(
     ordered = [name for name in names if name in keras_logs]
     others = sorted(keras_logs.keys() - set(ordered))
     values = [keras_logs[name] for name in [*ordered, *others]]
-    return values[0] if len(values) == 1 else values
+    if len(values) == 1:
+        return values[0]
+    return values
 
 
 def predict(
@@ -175,4 +179,7 @@ def _resolve_checkpoint(model_dir: str, which: str | int | None) -> str:
     """Returns the argument `checkpoint` of run_experiment for the argument `which` of `load`."""
     if which is not None:
         return str(which)
-    return "latest" if read_info(_best(model_dir)) is None else "best"
+    best_folder = _best(model_dir)
+    if read_info(best_folder) is None:
+        return "latest"
+    return "best"

@@ -257,9 +257,10 @@ class KerasCallbacks(Callback):
             return
 
         frequency = self._validation_freq
-        has_evaluation = (
-            epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
-        )
+        if isinstance(frequency, int):
+            has_evaluation = epoch % frequency == 0
+        else:
+            has_evaluation = epoch in frequency
         epoch_logs = dict(self._loop_logs)
         if has_evaluation:
             for name, value in self._eval_logs.items():

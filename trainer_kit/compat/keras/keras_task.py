@@ -91,7 +91,9 @@ class KerasTask(Task):
                 optimizers[name.lstrip("_")] = value
                 install_global_clipping(unwrap_optimizer(value))
 
-        return optimizers["optimizer"] if list(optimizers) == ["optimizer"] else optimizers
+        if list(optimizers) == ["optimizer"]:
+            return optimizers["optimizer"]
+        return optimizers
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -175,9 +177,9 @@ class FitTask(KerasTask):
     ) -> tf.data.Dataset | Source:
         """Returns the data of `params`, in global batches."""
         del input_context
-        data: tf.data.Dataset | Source = (
-            self.data.batches if params.is_training else self.validation
-        )
+        data: tf.data.Dataset | Source = self.validation
+        if params.is_training:
+            data = self.data.batches
         return data
 
     def get_evaluation_metric_names(self) -> list[str]:
@@ -197,7 +199,9 @@ class FitTask(KerasTask):
     def state(self) -> dict[str, Any]:
         """Returns also what passes over the data draw from. See KerasTask."""
         batches = self.data.batches
-        orders = batches.state() if isinstance(batches, DatasetPasses) else None
+        orders = None
+        if isinstance(batches, DatasetPasses):
+            orders = batches.state()
         return {**super().state(), "orders": orders}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -260,5 +264,6 @@ class ExperimentTask(KerasTask):
 
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
         data = build_training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
-        is_source = isinstance(data.batches, Source)
-        return data.batches if is_source else DatasetEpochs(data.batches, data.steps_per_epoch)
+        if isinstance(data.batches, Source):
+            return data.batches
+        return DatasetEpochs(data.batches, data.steps_per_epoch)

@@ -285,7 +285,9 @@ def run_fit(
             fields[name] = options.pop(name)
 
     interval = fields["checkpoint_interval"]
-    steps_per_loop = min(steps, interval) if isinstance(interval, int) else steps
+    steps_per_loop = steps
+    if isinstance(interval, int):
+        steps_per_loop = min(steps, interval)
     fields.setdefault("steps_per_loop", steps_per_loop)
 
     replicas = model.distribute_strategy.num_replicas_in_sync

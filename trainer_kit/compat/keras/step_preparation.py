@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.traced_writes import find_written_handles
+from trainer_kit.compat.keras.callback_state import is_defined_in_keras
 from trainer_kit.compat.keras.keras_types import CompiledModel
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.source_protocol import Source
@@ -155,5 +156,4 @@ def apply_keras_autograph(method: Callable[..., Any], model: CompiledModel) -> C
 def is_overridden(model: CompiledModel, name: str) -> bool:
     """Whether the class of a model, of either Keras, has its own attribute `name`."""
     owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
-    package = owner.__module__.partition(".")[0]
-    return package not in ("keras", "tf_keras")
+    return not is_defined_in_keras(owner)

@@ -154,7 +154,8 @@ def build_training_data(
         steps = compute_steps_per_epoch(steps_per_epoch, None, "a dataset without end")
         return TrainingData(batches, steps, size)
 
-    length = length if is_known else _count_batches(dataset)
+    if not is_known:
+        length = _count_batches(dataset)
     if not length:
         raise UsageError(
             "x is an empty dataset: it has no batch. Check its files, filters and batch size"
@@ -171,7 +172,9 @@ def build_training_data(
         at_begin = int(tf.distribute.has_strategy())
         after_a_pass = int(is_known and not steps_per_epoch)
         unread_iterators = (at_begin, after_a_pass)
-    original_dataset = x if isinstance(x, tf.data.Dataset) else dataset
+    original_dataset = dataset
+    if isinstance(x, tf.data.Dataset):
+        original_dataset = x
     passes = DatasetPasses(
         dataset, length, original_dataset=original_dataset, unread_iterators=unread_iterators
     )
@@ -251,7 +254,8 @@ def convert_to_tensors(
       UsageError: When there are no examples, or they are sparse or ragged.
     """
     # An input may be optional, and is None then.
-    parts = [part for part in keras.tree.flatten((x, y, sample_weight)) if part is not None]
+    all_parts = keras.tree.flatten((x, y, sample_weight))
+    parts = [part for part in all_parts if part is not None]
     # A sparse part has no len().
     num_examples = int(parts[0].shape[0])
     if not num_examples:

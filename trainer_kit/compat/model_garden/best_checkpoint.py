@@ -216,7 +216,9 @@ class GardenBestFolder(BestFolder):
         Raises:
           StorageError: When a file cannot be written.
         """
-        info = self._read_garden_info(metric) if self.is_writer else None
+        if not self.is_writer:
+            return
+        info = self._read_garden_info(metric)
         if info is None:
             return
 
@@ -291,8 +293,9 @@ class GardenBestFolder(BestFolder):
         link_prefix = os.path.join(self.path, _LINK_NAME)
         with contextlib.suppress(OSError):
             _remove_checkpoint(link_prefix)
-            suffixes = _suffixes(prefix) if prefix else []
-            for suffix in suffixes:
+            if not prefix:
+                return
+            for suffix in _suffixes(prefix):
                 os.link(prefix + suffix, link_prefix + suffix)
 
     def format_info(self, info: BestInfo) -> dict[str, Any]:
@@ -316,7 +319,8 @@ class GardenBestFolder(BestFolder):
         if own_info is not None and self.format_info(own_info) == content:
             return None
 
-        metrics = {name: value for name, value in content.items() if name != GARDEN_STEP}
+        metrics = dict(content)
+        del metrics[GARDEN_STEP]
         prefix = tf.train.latest_checkpoint(self.path)
         value = flatten_scalars(metrics, "|").get(metric, math.nan)
         is_finite = math.isfinite(step) and math.isfinite(value)

@@ -43,7 +43,9 @@ def explain_config_errors(path: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         frames = find_user_frames(error)
-        file = frames[-1].file if frames else ""
+        file = ""
+        if frames:
+            file = frames[-1].file
         is_of_downloader = any(package in file for package in _DOWNLOADERS)
         if is_of_downloader or _NO_FILES in str(error):
             raise DataError(f"{path}: {format_reason(error)[0]}") from error

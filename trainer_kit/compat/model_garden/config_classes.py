@@ -93,7 +93,9 @@ def build_original(mirrored_config: Config) -> Any:
         original.override(changes, is_strict=False)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(original).__name__} of Model Garden does not take {changes}"
-        advice = str(error.args[0]) if error.args else ""
+        advice = ""
+        if error.args:
+            advice = str(error.args[0])
         raise ConfigError([Mistake("", problem, advice)]) from error
     return original
 
@@ -208,14 +210,16 @@ def _build_field(
     # A field of `base` keeps the type that trainer_kit gives it. A value that is a Config is a
     # section that `changes` has.
     is_mirrored = isinstance(value, Config)
-    is_ours_alone = name in base_fields and name not in hints and not is_mirrored
+    is_ours_alone = name not in hints and not is_mirrored
     is_section = isinstance(value, (Config, TheirConfig))
     if name in base_fields and (is_ours_alone or not is_section):
         field = base_fields[name]
         if isinstance(value, TheirConfig):
             # The changes of a section that only trainer_kit has.
             default = field.get_default(call_default_factory=True)
-            default_values = default.as_dict() if isinstance(default, Config) else {}
+            default_values = {}
+            if isinstance(default, Config):
+                default_values = default.as_dict()
             changed_values = value.as_dict()
             value = {**default_values, **changed_values}
         if field.metadata:
@@ -394,7 +398,9 @@ def find_list_section(hint: object) -> type[TheirConfig] | None:
     if len(item_types) != 1:
         return None
     (item_type,) = item_types
-    return item_type if _is_section(item_type) else None
+    if not _is_section(item_type):
+        return None
+    return item_type
 
 
 def get_section_alternatives(hint: object) -> list[Any]:
@@ -418,7 +424,10 @@ def translate_annotation(hint: object) -> Any:
     if origin is tuple:
         items = []
         for arg in args:
-            items.append(arg if arg is Ellipsis else translate_annotation(arg))
+            item = arg
+            if arg is not Ellipsis:
+                item = translate_annotation(arg)
+            items.append(item)
         return types.GenericAlias(tuple, tuple(items))
     if origin in (list, collections.abc.Sequence):
         item = translate_annotation(args[0])
@@ -440,7 +449,9 @@ def matches_annotation(value: object, hint: Any) -> bool:
 
 def _get_union_members(hint: object) -> tuple[Any, ...]:
     """Returns the alternatives of a union, or only `hint`."""
-    return get_args(hint) if _is_union(hint) else (hint,)
+    if _is_union(hint):
+        return get_args(hint)
+    return (hint,)
 
 
 def _is_union(hint: object) -> bool:

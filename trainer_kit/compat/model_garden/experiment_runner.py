@@ -206,7 +206,9 @@ class OrbitExperimentRunner:
             **options,
         )
         evaluates_at_end = options["run_post_eval"] or self._mode == "train_and_post_eval"
-        return model, (logs if evaluates_at_end else {})
+        if not evaluates_at_end:
+            return model, {}
+        return model, logs
 
     def _observed_controller_class(self) -> type[Controller] | type[orbit.Controller]:
         """Returns a subclass of the controller's class.

@@ -85,9 +85,11 @@ def find(name: str) -> None:
     """
     modules_by_name = {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}
     for garden_name, modules in modules_by_name.items():
+        full_names = [PREFIX + garden_name]
         # Only an experiment that is asked for is also called by its own name.
-        own_names = [garden_name] if garden_name == name else []
-        for full_name in (PREFIX + garden_name, *own_names):
+        if garden_name == name:
+            full_names.append(garden_name)
+        for full_name in full_names:
             if name in ("", full_name) and full_name not in experiments:
                 experiments.register(full_name)(_factory(garden_name, modules))
 
@@ -122,7 +124,9 @@ def registered_names() -> list[str]:
     [] while it is not imported.
     """
     module = sys.modules.get("official.core.exp_factory")
-    return list(_flatten_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
+    if module is None:
+        return []
+    return _flatten_names(module._REGISTERED_CONFIGS, "")
 
 
 def _flatten_names(entries: dict[str, Any], path: str) -> list[str]:

@@ -295,7 +295,8 @@ def ensure_logging_folder(logging_dir: str | None) -> Iterator[None]:
         return
 
     path = Path(logging_dir).absolute()
-    missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+    folders = (path, *path.parents)
+    missing_folders = [folder for folder in folders if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -314,7 +315,9 @@ def add_numpy_method(logs: Any) -> Any:
     if isinstance(logs, Mapping):
         return {name: add_numpy_method(value) for name, value in logs.items()}
     scalar_class = _SCALAR_CLASSES.get(type(logs))
-    return logs if scalar_class is None else scalar_class(logs)
+    if scalar_class is None:
+        return logs
+    return scalar_class(logs)
 
 
 def _create_scalar_class(scalar_type: type[np.generic]) -> type[np.generic]:

@@ -44,8 +44,8 @@ def get_gin_bindings(garden_name: str, passed_names: Collection[str]) -> dict[st
       garden_name: The full name of the function or class in Model Garden, whose module is imported.
       passed_names: The names of the arguments that the caller passes.
     """
-    return {
-        name: value
-        for name, value in gin.get_bindings(garden_name).items()
-        if name not in passed_names
-    }
+    bindings = {}
+    for name, value in gin.get_bindings(garden_name).items():
+        if name not in passed_names:
+            bindings[name] = value
+    return bindings

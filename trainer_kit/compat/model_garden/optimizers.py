@@ -104,7 +104,9 @@ def find_averaging_optimizer(
     None for other optimizers.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return inner if isinstance(inner, ExponentialMovingAverage) else None
+    if isinstance(inner, ExponentialMovingAverage):
+        return inner
+    return None
 
 
 def check_single_average(section: TrainerConfig | GardenConfig) -> None:

@@ -133,7 +133,9 @@ def _layer(
     origin: str,
 ) -> ConfigLayer:
     """Returns the values of a flag. Programs may set a mapping instead of text."""
-    values = flag_value.as_dict() if isinstance(flag_value, ParamsDict) else flag_value
+    values = flag_value
+    if isinstance(flag_value, ParamsDict):
+        values = flag_value.as_dict()
     if isinstance(values, Mapping):
         return ConfigLayer(dict(values), dict.fromkeys(values, origin))
     return read(values)

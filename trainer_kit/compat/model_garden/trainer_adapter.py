@@ -112,11 +112,10 @@ class TrainerAdapter(GardenActionsTrainer):
         # every run has.
         model_items = getattr(inner.model, "checkpoint_items", None) or ()
         saved_elsewhere = {*_STANDARD_CHECKPOINT_ITEMS, *model_items}
-        own_items = {
-            name: item
-            for name, item in inner.checkpoint._trackable_children().items()
-            if name not in saved_elsewhere
-        }
+        own_items = {}
+        for name, item in inner.checkpoint._trackable_children().items():
+            if name not in saved_elsewhere:
+                own_items[name] = item
         trained_optimizer = optimizer if self.can_train else None
         task = getattr(inner, "task", None)
         self.state = TrainState(
@@ -261,7 +260,10 @@ class TrainerAdapter(GardenActionsTrainer):
         Args:
           path: The path of the restored checkpoint. None if there was none.
         """
-        self.data.prepare_iterator_restore(f"{path}{ITERATOR_SUFFIX}" if path else None)
+        iterator_path = None
+        if path:
+            iterator_path = f"{path}{ITERATOR_SUFFIX}"
+        self.data.prepare_iterator_restore(iterator_path)
         self.state.after_restore(path)
         # What the trainer's own loops change is not known.
         if self.can_train:

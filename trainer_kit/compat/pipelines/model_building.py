@@ -156,8 +156,10 @@ def get_input_size(model: keras.Model | tf.keras.Model) -> int | tuple[int, ...]
 
     if has_images and keras.config.image_data_format() == "channels_first":
         sizes = shape[2:]
+    elif has_images:
+        sizes = shape[1:3]
     else:
-        sizes = shape[1:3] if has_images else shape[1:2]
+        sizes = shape[1:2]
     if not sizes or None in sizes:
         raise UsageError(
             f"the model {model.name!r} does not tell the size of its inputs; give input_shape a"
@@ -165,7 +167,9 @@ def get_input_size(model: keras.Model | tf.keras.Model) -> int | tuple[int, ...]
         )
 
     is_square = len(set(sizes)) == 1
-    return sizes[0] if is_square else tuple(sizes)
+    if is_square:
+        return sizes[0]
+    return tuple(sizes)
 
 
 def _call(

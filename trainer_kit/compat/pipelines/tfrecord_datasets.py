@@ -79,7 +79,9 @@ def get_labels(
 
     labels = [line for line in lines if line]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
-    problem = f"has the label {repeated[0]!r} twice" if repeated else "has no label"
+    problem = "has no label"
+    if repeated:
+        problem = f"has the label {repeated[0]!r} twice"
     if not labels or repeated:
         raise DataError(f"{path} {problem}; write one label a line, and each class once")
 
@@ -151,7 +153,9 @@ def get_tfrecord_dataset(
     records, count = _read_class_records(files, dataset_path, share, files_seed)
     min_count = size if is_training else 1
     if count < min_count:
-        classes = "" if share == 100 else f" of the first {share:g} % of the classes"
+        classes = ""
+        if share != 100:
+            classes = f" of the first {share:g} % of the classes"
         raise DataError(
             f"{files.pattern} has {count} examples{classes}, and a batch {size}; lower"
             " global_batch_size, or add files"

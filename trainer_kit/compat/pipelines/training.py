@@ -130,7 +130,9 @@ class Training:
         self.last_checkpoint = self._folder.last_checkpoint()
 
         # A model takes callbacks of its own library.
-        library = sys.modules["tf_keras"] if is_keras_2_model(self.model) else keras
+        library = keras
+        if is_keras_2_model(self.model):
+            library = sys.modules["tf_keras"]
         tensorboard = library.callbacks.TensorBoard(self._folder.logs_dir)
         self.callbacks: list[Callback | keras.callbacks.Callback] = [tensorboard]
 
@@ -197,8 +199,9 @@ class Training:
 
             # An earlier start may have written the artifacts of the newest checkpoint.
             checkpoint = os.path.basename(self.last_checkpoint or "")
-            paths = [os.path.join(self.artifacts_dir, name) for name in (_HISTORY, _MODEL)]
-            are_complete = all(os.path.exists(path) for path in paths)
+            history_path = os.path.join(self.artifacts_dir, _HISTORY)
+            model_path = os.path.join(self.artifacts_dir, _MODEL)
+            are_complete = os.path.exists(history_path) and os.path.exists(model_path)
             if not are_complete or self._folder.read_meta().get("artifacts_of") != checkpoint:
                 # The note comes last: a job that is killed before writes the artifacts again.
                 self.save_history()
@@ -218,12 +221,14 @@ class Training:
         Raises:
           UsageError: When there is no artifacts_dir or no history yet.
         """
-        history = self.history if history is None else history
+        if history is None:
+            history = self.history
         if not self.artifacts_dir or history is None:
             raise UsageError("save_history: artifacts_dir is not given, or run_train has not ended")
 
         values = getattr(history, "history", history)
-        write_history_csv(os.path.join(self.artifacts_dir, _HISTORY), values)
+        path = os.path.join(self.artifacts_dir, _HISTORY)
+        write_history_csv(path, values)
 
     def save_model(self) -> None:
         """Writes the model to artifacts_dir/saved_model, for `tf.saved_model.load`.

@@ -111,7 +111,9 @@ def _to_json(value: Any) -> Any:
         return {key: _to_json(item) for key, item in value.items()}
     if hasattr(value, "__iter__") and not isinstance(value, str):
         return [_to_json(item) for item in value]
-    return value.item() if hasattr(value, "item") else value
+    if hasattr(value, "item"):
+        return value.item()
+    return value
 
 
 def _from_json(value: Any, current: Any) -> Any:
@@ -125,4 +127,6 @@ def _from_json(value: Any, current: Any) -> Any:
         current.clear()
         current.extend(tuple(item) for item in value)
         return current
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value

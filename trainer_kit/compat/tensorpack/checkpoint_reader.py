@@ -43,8 +43,13 @@ class CheckpointReader:
 
         keys = {key: key for key in shapes if not is_bookkeeping(key)}
         if has_object_graph(self._reader):
-            paths = {parse_attribute_path(key): key for key in keys}
-            keys = {path.partition(_FOLDER)[2]: paths[path] for path in paths if _FOLDER in path}
+            attribute_keys = list(keys)
+            keys = {}
+            for key in attribute_keys:
+                path = parse_attribute_path(key)
+                _, folder, name = path.partition(_FOLDER)
+                if folder:
+                    keys[name] = key
         self._keys = keys
         self._shapes = {name: shapes[key] for name, key in keys.items()}
         self._dtypes = {name: dtypes[key] for name, key in keys.items()}

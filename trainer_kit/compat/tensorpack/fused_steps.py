@@ -90,9 +90,13 @@ class FusedSteps:
         if remaining < self._count:
             return 0
         trainer = self._trainer
-        requests = [callback.before_run(None) for callback in trainer.callbacks]
+        callback_fetches = []
+        for callback in trainer.callbacks:
+            request = callback.before_run(None)
+            if request is not None:
+                callback_fetches.append(request.fetches)
         train_op = vars(trainer)["train_op"]
-        fetches = flatten_fetches([train_op, *(item and item.fetches for item in requests)])
+        fetches = flatten_fetches([train_op, *callback_fetches])
         operations = [getattr(fetch, "op", fetch) for fetch in fetches]
 
         program = trainer.program
@@ -114,7 +118,11 @@ class FusedSteps:
         program.next_seed += len(batches)
 
         parts = list(zip(*batches, strict=True))
-        shapes_differ = any(len({np.shape(value) for value in part}) > 1 for part in parts)
+        shapes_differ = False
+        for part in parts:
+            shapes = {np.shape(value) for value in part}
+            if len(shapes) > 1:
+                shapes_differ = True
         if shapes_differ or len(batches) < self._count:
             for batch, seed in zip(batches, seeds, strict=True):
                 function(batch, seed)

@@ -82,7 +82,10 @@ def extend_path(path: Sequence[str], package: str = "") -> list[str]:
       path: The `__path__` of the package.
       package: The name of the package in Tensorpack. "" for Tensorpack itself.
     """
-    return [*path, os.path.join(find_original_folder(), *filter(None, package.split(".")))]
+    folder = find_original_folder()
+    if package:
+        folder = os.path.join(folder, *package.split("."))
+    return [*path, folder]
 
 
 def export_names(namespace: dict[str, Any], modules: Iterable[str]) -> list[str]:
@@ -148,7 +151,10 @@ def collect_no_garbage() -> Iterator[None]:
 @contextlib.contextmanager
 def hide_packages(*names: str) -> Iterator[None]:
     """Lets imports in this context take packages for missing that nothing has imported yet."""
-    hidden: dict[str, Any] = {name: None for name in names if name not in sys.modules}
+    hidden: dict[str, Any] = {}
+    for name in names:
+        if name not in sys.modules:
+            hidden[name] = None
     sys.modules.update(hidden)
     try:
         yield

@@ -34,7 +34,10 @@ def create_image_summary(name: str, val: np.ndarray) -> Any:
         content = _v1.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=png
         )
-        images.value.add(tag=name if len(val) == 1 else f"{name}/{index}", image=content)
+        tag = name
+        if len(val) > 1:
+            tag = f"{name}/{index}"
+        images.value.add(tag=tag, image=content)
     return images
 
 
@@ -87,7 +90,9 @@ class TensorFlowFunctions(LinearWrap._TFModuleFunc):
     """The functions of `LinearWrap(x).tf`, which are those of TensorFlow 1."""
 
     def __init__(self, module: Any, tensor: tf.Tensor) -> None:
-        super().__init__(tfv1 if module is tf else module, tensor)
+        if module is tf:
+            module = tfv1
+        super().__init__(module, tensor)
 
 
 def mend_functions() -> None:

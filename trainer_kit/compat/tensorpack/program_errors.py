@@ -33,8 +33,12 @@ def name_user_line(message: str, stack: Iterable[Any] | None = None) -> str:
       message: The message.
       stack: Frame summaries of Python or TensorFlow. None: the current stack.
     """
-    frames = select_user_frames(traceback.extract_stack() if stack is None else stack)
-    return f"{frames[-1]}: {message}" if frames else message
+    if stack is None:
+        stack = traceback.extract_stack()
+    frames = select_user_frames(stack)
+    if not frames:
+        return message
+    return f"{frames[-1]}: {message}"
 
 
 class ProgramError(UsageError):
@@ -64,14 +68,15 @@ class UnknownTensorError(UsageError, KeyError):
 
     def __str__(self) -> str:
         # Tensorpack tries names and catches this error, so the search waits for a reader.
-        wanted = self._name.split(":")[0].rpartition("/")[2]
+        operation_name = self._name.split(":")[0]
+        wanted = operation_name.rpartition("/")[2]
         names = [operation.name for operation in self._graph.get_operations()]
         near_names = []
         for name in names:
             last_part = name.rpartition("/")[2]
             if last_part and (wanted.startswith(last_part) or last_part.startswith(wanted)):
                 near_names.append(name)
-        advice = suggest_names(self._name.split(":")[0], near_names or names, max_listed=5)
+        advice = suggest_names(operation_name, near_names or names, max_listed=5)
         return f"{self._place}the graph has no tensor {self._name!r}; {advice}"
 
 
@@ -94,8 +99,11 @@ def explain_assertions(function: _Function) -> _Function:
             if " " not in message:
                 # An assertion without words, or with the value alone.
                 message = f"{message or 'this'} does not fit: Tensorpack checks {last_frame.line}"
-            advice = [text for words, text in _ADVICE.items() if words in message]
-            message = "; ".join([message.rstrip("!."), *advice])
+            parts = [message.rstrip("!.")]
+            for words, advice in _ADVICE.items():
+                if words in message:
+                    parts.append(advice)
+            message = "; ".join(parts)
             # The traceback begins here, and the program may have called this function.
             raise UsageError(
                 name_user_line(message, [*traceback.extract_stack(), *stack])

@@ -242,7 +242,9 @@ class ProgramGraph:
             return next_creator(**keywords)
 
         collections = keywords.get("collections")
-        collections = [_KEYS.GLOBAL_VARIABLES] if collections is None else list(collections)
+        if collections is None:
+            collections = [_KEYS.GLOBAL_VARIABLES]
+        collections = list(collections)
         is_trainable = keywords.get("trainable") in (None, True)
         if is_trainable and _KEYS.TRAINABLE_VARIABLES not in collections:
             collections.append(_KEYS.TRAINABLE_VARIABLES)
@@ -286,7 +288,8 @@ class ProgramGraph:
         self._seeds.value_draws = 0
         try:
             with tf.name_scope("Initializer"):
-                value = value() if callable(value) else value
+                if callable(value):
+                    value = value()
                 return tf.convert_to_tensor(value, keywords.get("dtype"))
         finally:
             self._seeds.variable_name = outer_name
@@ -323,8 +326,10 @@ class ProgramGraph:
         Raises:
           UnknownTensorError: When the graph has none of this name.
         """
+        if isinstance(name, GraphVariable):
+            return name.op.outputs[0]
         if isinstance(name, tf.Variable):
-            return name.op.outputs[0] if isinstance(name, GraphVariable) else name.value()
+            return name.value()
         if not isinstance(name, str):
             return name
         return self.graph.as_graph_element(name)
@@ -390,9 +395,12 @@ class ProgramGraph:
     def find_feeders(self, function: CutFunction) -> list[Feeder]:
         """Returns the feeders of the placeholders that a function has no values for."""
         unfed = function.unfed_placeholders
-        return [
-            feeder for feeder in self.feeders if unfed.intersection(map(id, feeder.placeholders))
-        ]
+        feeders = []
+        for feeder in self.feeders:
+            placeholder_ids = map(id, feeder.placeholders)
+            if unfed.intersection(placeholder_ids):
+                feeders.append(feeder)
+        return feeders
 
 
 class CutFunction:

@@ -129,5 +129,7 @@ def _list_evaluated_names(trainer: Trainer) -> set[str]:
             elif isinstance(inferencer, BinaryClassificationStats):
                 parts = ["precision", "recall"]
             prefix = getattr(inferencer, "prefix", "")
-            names.update(f"{prefix}_{part}" if prefix else part for part in parts)
+            if prefix:
+                parts = [f"{prefix}_{part}" for part in parts]
+            names.update(parts)
     return names

@@ -64,9 +64,11 @@ class ReportedScalars(MonitorBase):
         """Returns the runners that have not run at a step of the run."""
         if self.evaluated_step != step:
             return list(runners)
-        return [
-            runner for number, runner in enumerate(runners) if number not in self._finished_runners
-        ]
+        missing_runners = []
+        for number, runner in enumerate(runners):
+            if number not in self._finished_runners:
+                missing_runners.append(runner)
+        return missing_runners
 
     def forget_evaluation(self) -> None:
         """Forgets the last evaluation."""

@@ -147,7 +147,10 @@ def _build_contrib() -> _Contrib:
         l1_regularizer=lambda scale: tf.keras.regularizers.L1(scale),
         l2_regularizer=lambda scale: tf.keras.regularizers.L2(scale / 2),
     )
-    rnn_names = {name: getattr(nn.rnn_cell, name) for name in dir(nn.rnn_cell) if name[0] != "_"}
+    rnn_names = {}
+    for name in dir(nn.rnn_cell):
+        if not name.startswith("_"):
+            rnn_names[name] = getattr(nn.rnn_cell, name)
 
     def build_lstm_block_cell(num_units: int, forget_bias: float = 1.0, **options: Any) -> Any:
         # The fused kernel computed the same, with the same variables.

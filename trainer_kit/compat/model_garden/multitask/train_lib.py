@@ -248,7 +248,9 @@ def run_experiment(
     model, logs = runner.run_experiment(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
     )
-    return (model, logs) if run_post_eval else model
+    if run_post_eval:
+        return model, logs
+    return model
 
 
 def run_experiment_with_multitask_eval(

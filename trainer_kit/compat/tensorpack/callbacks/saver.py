@@ -66,7 +66,8 @@ class MinSaver(Callback):
     ) -> None:
         self.monitor_stat = monitor_stat
         self.reverse = reverse
-        self.filename = filename or f"{'max' if reverse else 'min'}-{monitor_stat}"
+        prefix = "max" if reverse else "min"
+        self.filename = filename or f"{prefix}-{monitor_stat}"
         self.checkpoint_dir = checkpoint_dir
         # The step and the value of the best one so far.
         self.best: tuple[int, float] | None = None
@@ -92,7 +93,10 @@ class MinSaver(Callback):
                 )
             return
         if self.best is not None:
-            is_better = value > self.best[1] if self.reverse else value < self.best[1]
+            _, best_value = self.best
+            is_better = value < best_value
+            if self.reverse:
+                is_better = value > best_value
             if not is_better:
                 return
         if step != self.global_step:

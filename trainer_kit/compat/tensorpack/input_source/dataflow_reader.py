@@ -63,7 +63,9 @@ class DataflowReader:
     @property
     def ready_count(self) -> int:
         """The number of datapoints that were read ahead."""
-        return self._datapoints.ready_count if isinstance(self._datapoints, ReadAhead) else 0
+        if isinstance(self._datapoints, ReadAhead):
+            return self._datapoints.ready_count
+        return 0
 
     def reset_dataflow(self) -> None:
         """Calls the dataflow's reset_state, once."""
@@ -287,12 +289,17 @@ def seed_generators(dataflow: DataFlow, number: int) -> None:
         if isinstance(item, np.random.RandomState):
             item.seed(_compute_seed(path, number))
         elif isinstance(item, (list, tuple)) and item and isinstance(item[0], _SEEDED):
-            waiting += [(f"{path}/{index}", child) for index, child in enumerate(item)]
+            for index, child in enumerate(item):
+                waiting.append((f"{path}/{index}", child))
         elif isinstance(item, _SEEDED):
-            waiting += [(f"{path}/{name}", child) for name, child in sorted(vars(item).items())]
+            attributes = vars(item)
+            for name, child in sorted(attributes.items()):
+                waiting.append((f"{path}/{name}", child))
 
 
 def _compute_seed(path: str, number: int) -> int:
+    text = f"{path} {number}"
     # What fix_rng_seed of Tensorpack sets.
-    base = "" if utils._RNG_SEED is None else f" {utils._RNG_SEED}"
-    return zlib.crc32(f"{path} {number}{base}".encode())
+    if utils._RNG_SEED is not None:
+        text += f" {utils._RNG_SEED}"
+    return zlib.crc32(text.encode())

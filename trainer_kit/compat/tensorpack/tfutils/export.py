@@ -89,10 +89,13 @@ class ModelExporter:
         program = get_program_graph(self.graph)
         function = program.prune(inputs, outputs)
         operations = [tensor.op.name for tensor in [*inputs, *outputs]]
-        graph_def = freeze_function(function, list(program.variables.values()), operations)
+        variables = list(program.variables.values())
+        graph_def = freeze_function(function, variables, operations)
         if any(node.name == program.step_seed.op.name for node in graph_def.node):
             raise UsageError(
                 f"the outputs {self.config.output_names} depend on random operations, whose seeds"
                 " an exported graph does not get; feed the random numbers as an input"
             )
-        return graph_def, [tensor.name for tensor in inputs], [tensor.name for tensor in outputs]
+        input_names = [tensor.name for tensor in inputs]
+        output_names = [tensor.name for tensor in outputs]
+        return graph_def, input_names, output_names

@@ -159,7 +159,9 @@ def SmartInit(obj: Any, *, ignore_mismatch: bool = False) -> SessionInit:
     if path.endswith(".npy"):
         values = np.load(path, encoding="latin1", allow_pickle=True).item()
         return DictRestore(values, ignore_mismatch)
-    return SaverRestoreRelaxed(path) if ignore_mismatch else SaverRestore(path)
+    if ignore_mismatch:
+        return SaverRestoreRelaxed(path)
+    return SaverRestore(path)
 
 
 get_model_loader = SmartInit
@@ -213,7 +215,9 @@ def load_values(
             mismatches += 1
             rows.append((variable.op.name, "another shape", saved_shape, shape))
 
-    rows += [(name, "not in the graph", np.shape(values[name]), None) for name in unused_names]
+    for name in unused_names:
+        saved_shape = np.shape(values[name])
+        rows.append((name, "not in the graph", saved_shape, None))
     # As in Tensorpack, the variables of optimizers and averages are not listed.
     rows = [row for row in rows if not is_training_name(row[0])]
     rows.sort(key=lambda row: row[0].rpartition("/"))

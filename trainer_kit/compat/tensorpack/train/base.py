@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -224,10 +223,13 @@ class Trainer:
             raise ProgramError(
                 "train_with_defaults needs steps_per_epoch, and takes keyword arguments only"
             )
-        extra = DEFAULT_CALLBACKS() if extra_callbacks is None else extra_callbacks
+        if extra_callbacks is None:
+            extra_callbacks = DEFAULT_CALLBACKS()
+        if monitors is None:
+            monitors = DEFAULT_MONITORS()
         self.train(
-            [*copy.copy(callbacks or []), *extra],
-            DEFAULT_MONITORS() if monitors is None else monitors,
+            [*(callbacks or ()), *extra_callbacks],
+            monitors,
             session_creator or NewSessionCreator(),
             session_init or JustCurrentSession(),
             steps_per_epoch,
