@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_kit.errors import UsageError, suggest_names
@@ -25,14 +25,14 @@ def check_picture(flag: str, path: str) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     file_types = FigureCanvasBase.get_supported_filetypes()
-    _, ending = os.path.splitext(path)
-    suffix = ending.lower()
-    if suffix and suffix[1:] not in file_types:
-        suffixes = [f".{name}" for name in file_types]
+    suffixes = [f".{file_type}" for file_type in file_types]
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix and suffix not in suffixes:
         formats = suggest_names(suffix, suffixes)
         raise UsageError(f"{flag}={path}: matplotlib writes no file {suffix}; {formats}")
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
+    folder = target.parent
+    if not folder.is_dir():
         raise UsageError(f"{flag}={path}: there is no folder {folder}; create it")
 
 
@@ -45,5 +45,6 @@ def save_picture(figure: Figure, flag: str, path: str) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{flag}={path}: the picture cannot be saved: {error}") from error
+        message = f"{flag}={path}: the picture cannot be saved: {error}"
+        raise UsageError(message) from error
     print(f"the picture is in {path}")
