@@ -18,22 +18,25 @@ def check_picture(flag: str, path: str) -> None:
     Raises:
       UsageError: when it is not, the file type is unknown, or the folder does not exist.
     """
-    if importlib.util.find_spec("matplotlib") is None:
+    module_spec = importlib.util.find_spec("matplotlib")
+    if module_spec is None:
         raise UsageError(
             f"{flag} needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out"
         )
     from matplotlib.backend_bases import FigureCanvasBase
 
     file_types = FigureCanvasBase.get_supported_filetypes()
-    suffixes = [f".{file_type}" for file_type in file_types]
     target = Path(path)
     suffix = target.suffix.lower()
-    if suffix and suffix not in suffixes:
+    if suffix and suffix[1:] not in file_types:
+        suffixes = [f".{file_type}" for file_type in file_types]
         formats = suggest_names(suffix, suffixes)
-        raise UsageError(f"{flag}={path}: matplotlib writes no file {suffix}; {formats}")
+        message = f"{flag}={path}: matplotlib writes no file {suffix}; {formats}"
+        raise UsageError(message)
     folder = target.parent
     if not folder.is_dir():
-        raise UsageError(f"{flag}={path}: there is no folder {folder}; create it")
+        message = f"{flag}={path}: there is no folder {folder}; create it"
+        raise UsageError(message)
 
 
 def save_picture(figure: Figure, flag: str, path: str) -> None:

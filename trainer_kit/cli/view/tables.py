@@ -52,13 +52,16 @@ def find_console(stream: TextIO) -> Console | None:
     from rich.console import Console
 
     console = Console(file=stream, highlight=False)
-    return None if console.is_dumb_terminal else console
+    if console.is_dumb_terminal:
+        return None
+    return console
 
 
 def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
     """Prints tables, separated by empty lines. Their width has no limit."""
     texts = [format_table(table) for table in tables]
-    print("\n\n".join(texts), file=stream)
+    text = "\n\n".join(texts)
+    print(text, file=stream)
 
 
 def format_table(table: Table) -> str:
@@ -75,7 +78,8 @@ def format_table(table: Table) -> str:
         column = [pad_cell(cell, width) for cell in cells]
         columns.append(column)
 
-    lines = [replace_unprintable(table.title)]
+    title = replace_unprintable(table.title)
+    lines = [title]
     for row in zip(*columns, strict=True):
         line = _GAP.join(row)
         lines.append(line.rstrip())
