@@ -150,8 +150,11 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """
     for name, inner_names, _ in os.walk(folder):
         path = Path(name)
-        visible_names = [inner for inner in inner_names if not inner.startswith(".")]
-        inner_names[:] = sorted(visible_names)
+        visible_names = []
+        for inner_name in sorted(inner_names):
+            if not inner_name.startswith("."):
+                visible_names.append(inner_name)
+        inner_names[:] = visible_names
         if is_run_folder(path):
             # What is in a run belongs to it.
             inner_names.clear()
@@ -240,7 +243,9 @@ def _read_files(folder: Path) -> RunSummary:
         metric = "validation_loss" if "validation_loss" in evaluations else LOSS
         comparison = "lower"
     # A heartbeat may be older than the last report.
-    steps = [final.get("step", 0), report.get("step", 0)]
+    final_step = final.get("step", 0)
+    report_step = report.get("step", 0)
+    steps = [final_step, report_step]
     updated = None
     if heartbeat is not None:
         steps.append(heartbeat["step"])

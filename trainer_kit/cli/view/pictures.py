@@ -25,11 +25,12 @@ def check_picture(flag: str, path: str) -> None:
         )
     from matplotlib.backend_bases import FigureCanvasBase
 
-    file_types = FigureCanvasBase.get_supported_filetypes()
+    suffixes = []
+    for file_type in FigureCanvasBase.get_supported_filetypes():
+        suffixes.append(f".{file_type}")
     target = Path(path)
     suffix = target.suffix.lower()
-    if suffix and suffix[1:] not in file_types:
-        suffixes = [f".{file_type}" for file_type in file_types]
+    if suffix and suffix not in suffixes:
         formats = suggest_names(suffix, suffixes)
         message = f"{flag}={path}: matplotlib writes no file {suffix}; {formats}"
         raise UsageError(message)

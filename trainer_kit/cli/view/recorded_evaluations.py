@@ -123,8 +123,12 @@ def choose_metric(
 def list_ledger_names(folder: Path) -> list[str]:
     """Returns the <name> of each file evals/<name>.jsonl, the training run's ledger first."""
     paths = (folder / "evals").glob("*.jsonl")
-    names = sorted(path.stem for path in paths if path.is_file())
-    return sorted(names, key=lambda name: name != VALIDATION)
+    names = []
+    for path in paths:
+        if path.is_file():
+            names.append(path.stem)
+    names.sort(key=lambda name: (name != VALIDATION, name))
+    return names
 
 
 def require_ledgers(folder: Path, name: str | None) -> list[str]:
@@ -142,9 +146,9 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
     if name is None:
         return names
     if name not in names:
-        raise UsageError(
-            f"--name: {folder / 'evals'} has no ledger {name!r}; {suggest_names(name, names)}"
-        )
+        evaluations_dir = folder / "evals"
+        suggestion = suggest_names(name, names)
+        raise UsageError(f"--name: {evaluations_dir} has no ledger {name!r}; {suggestion}")
     return [name]
 
 
