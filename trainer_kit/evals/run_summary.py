@@ -163,15 +163,17 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def read_run(folder: Path) -> RunSummary:
     """Returns what the files in `folder` tell, also if it is not the folder of a run."""
+    damage: list[str] = []
     try:
         if is_run_folder(folder):
-            return _read_files(folder)
+            return _read_files(folder, damage)
         state = NOT_A_RUN if os.listdir(folder) else EMPTY
         return RunSummary(folder=folder, state=state)
     except Exception as error:
         # A folder or a value of another type may be in the place of any file or value.
-        damage = f"its files cannot be read ({type(error).__name__}: {error})"
-        return RunSummary(folder=folder, state="unknown", damage=[damage])
+        kind = type(error).__name__
+        damage.append(f"its files cannot be read ({kind}: {error})")
+        return RunSummary(folder=folder, state="unknown", damage=damage)
 
 
 def read_params(path: Path) -> dict[str, Any] | None:
@@ -201,14 +203,13 @@ def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read_files(folder: Path) -> RunSummary:
+def _read_files(folder: Path, damage: list[str]) -> RunSummary:
     records: dict[str, Any] = {
         "params.yaml": read_params(folder / "params.yaml"),
         "manifest.json": files.read_json(folder / "manifest.json"),
         "final.json": files.read_json(folder / "final.json"),
         HEARTBEAT: read_heartbeat(folder),
     }
-    damage = []
     for name, record in records.items():
         path = folder / name
         if record is None and path.exists():

@@ -108,7 +108,12 @@ def _choose_metric(
     for summary in runs.values():
         names += summary.evaluations
         names += summary.training
-        own_choice = MetricChoice(summary.metric, summary.comparison)
+        if summary.metric:
+            own_choice = MetricChoice(summary.metric, summary.comparison)
+            own_choices.append(own_choice)
+    # No folder may contain a run.
+    if not own_choices:
+        own_choice = MetricChoice(LOSS, "lower")
         own_choices.append(own_choice)
     most_common = statistics.mode(own_choices)
     return choose_metric(metric, comparison, most_common, names) or most_common

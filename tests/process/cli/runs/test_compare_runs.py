@@ -103,6 +103,17 @@ def test_another_metric_sorts_by_its_own_direction(capsys: Output, tmp_path: Pat
     assert "--metric: no evaluation has 'los'; did you mean loss?" in capsys.readouterr().err
 
 
+def test_folders_without_a_run_do_not_choose_the_metric(capsys: Output, tmp_path: Path) -> None:
+    for name in ("empty", "foreign"):
+        (tmp_path / name).mkdir()
+    assert main(["compare", str(tmp_path)]) == 0
+    assert "best training_loss" in capsys.readouterr().out
+
+    _write_run(tmp_path / "run", 0.1, 0.25)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert "best accuracy" in capsys.readouterr().out
+
+
 def test_branches_of_other_runs_are_not_changes(tmp_path: Path) -> None:
     _write_run(tmp_path / "a", 0.1, 0.25, type="adam", adam={"beta_1": 0.9, "beta_2": 0.99})
     _write_run(tmp_path / "b", 0.1, 0.25, type="adam", adam={"beta_1": 0.8, "beta_2": 0.99})
