@@ -1,28 +1,26 @@
 """Reads what the files of a run tell about it, for tables of many runs.
 
-It reads local files only, without TensorFlow, and writes nothing. A file that is missing, damaged
-or from another program is named in the summary and is never an error.
+It reads local files only, without TensorFlow, and writes nothing. Files that are missing, damaged
+or from another program are never an error: the summary says so.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from trainer_kit import __version__, files
-from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import join_keys
-from trainer_kit.errors import ConfigError, StorageError
-from trainer_kit.evals.best.criterion import guess_comparison
+from trainer_kit.errors import ConfigError
 from trainer_kit.evals.ledger import active_records, read_records
 from trainer_kit.process.run_lock import (
     HEARTBEAT,
@@ -52,13 +50,13 @@ _RUN_FILES = (
     "attempts.jsonl",
     HEARTBEAT,
     LOCK,
+    "evals/*.jsonl",
+    "ckpt-*.index",
 )
 # What the phase of a living process is called. All other phases are called "running".
 _PHASE_STATES = {"start": "starting", "wait": "waiting"}
 # The time of four beats.
 _SILENT_SECONDS = 20.0
-# Larger steps come from damaged files.
-_MAX_STEP = 2**53
 # How a config shows a section, where another config has a plain value.
 _SECTION = "(set)"
 
@@ -121,34 +119,28 @@ class RunSummary:
             return points
         for report in read_active_history(self.folder / "metrics.jsonl"):
             metrics = report["metrics"]
-            step = report["step"]
-            if report["kind"] == "train" and metric in metrics and _is_step(step):
-                point = Point(step, metrics[metric])
+            if report["kind"] == "train" and metric in metrics:
+                point = Point(report["step"], metrics[metric])
                 points.append(point)
         return points
 
 
 def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
     """Returns the first of the best finite values of a curve, None if there is none."""
-    is_better = operator.gt if comparison == "higher" else operator.lt
-    best: Point | None = None
-    for point in curve:
-        if not math.isfinite(point.value):
-            continue
-        if best is None or is_better(point.value, best.value):
-            best = point
-    return best
+    finite_points = [point for point in curve if math.isfinite(point.value)]
+    get_value = attrgetter("value")
+    if comparison == "higher":
+        return max(finite_points, key=get_value, default=None)
+    return min(finite_points, key=get_value, default=None)
 
 
 def is_run_folder(folder: Path) -> bool:
     """Whether the folder has any of the files that a run writes."""
-    for name in _RUN_FILES:
-        path = folder / name
-        if path.exists():
+    for pattern in _RUN_FILES:
+        paths = folder.glob(pattern)
+        if any(paths):
             return True
-    ledgers = folder.glob("evals/*.jsonl")
-    checkpoints = complete_checkpoints(os.fspath(folder))
-    return any(ledgers) or bool(checkpoints)
+    return False
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -158,8 +150,11 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """
     for name, inner_names, _ in os.walk(folder):
         path = Path(name)
-        visible_names = [inner for inner in inner_names if not inner.startswith(".")]
-        inner_names[:] = sorted(visible_names)
+        visible_names = []
+        for inner_name in sorted(inner_names):
+            if not inner_name.startswith("."):
+                visible_names.append(inner_name)
+        inner_names[:] = visible_names
         if is_run_folder(path):
             # What is in a run belongs to it.
             inner_names.clear()
@@ -170,75 +165,19 @@ def read_run(folder: Path) -> RunSummary:
     """Returns what the files in `folder` tell, also if it is not the folder of a run."""
     damage: list[str] = []
     try:
-        is_empty = not os.listdir(folder)
-    except OSError as error:
-        damage.append(f"the folder cannot be read: {error.strerror or error}")
-        return RunSummary(folder=folder, state="unknown", damage=damage)
-    if not is_run_folder(folder):
-        state = EMPTY if is_empty else NOT_A_RUN
+        if is_run_folder(folder):
+            return _read_files(folder, damage)
+        state = NOT_A_RUN if os.listdir(folder) else EMPTY
         return RunSummary(folder=folder, state=state)
-
-    params = _read_record(folder, "params.yaml", damage)
-    manifest = _read_record(folder, "manifest.json", damage)
-    final = _read_record(folder, "final.json", damage)
-    beat = _read_record(folder, HEARTBEAT, damage)
-    heartbeat = read_heartbeat(folder) if beat else None
-    state = _find_state(folder, heartbeat, final)
-    evaluations = _read_evaluations(folder / "evals", damage)
-    report: dict[str, Any] = {}
-    try:
-        report = read_last_report(folder / "metrics.jsonl", "train") or {}
-    except StorageError as error:
-        damage.append(str(error))
-
-    remarks = []
-    packages = _get_section(manifest, "packages")
-    version = packages.get("trainer_kit", __version__)
-    if version != __version__:
-        remarks.append(f"written by trainer_kit {version}")
-    if not params and not damage and state != "starting":
-        remarks.append("it has no config (params.yaml)")
-    if "stopped" in final:
-        remarks.append(str(final["stopped"]))
-
-    config = flatten_config(params)
-    if "experiment" in manifest:
-        config = {"experiment": manifest["experiment"], **config}
-    trainer = _get_section(params, "trainer")
-    training = report.get("metrics", {})
-    metric, comparison = _choose_metric(trainer, evaluations, training)
-    # The manifest has the steps that a number of epochs has become.
-    total_steps = manifest.get("train_steps")
-    # A heartbeat may be older than the last report.
-    steps = [final.get("step"), report.get("step")]
-    updated = None
-    if heartbeat is not None:
-        steps.append(heartbeat["step"])
-        updated = _parse_time(heartbeat["beat"])
-    known_steps = [step for step in steps if _is_step(step)]
-    return RunSummary(
-        folder=folder,
-        state=state,
-        damage=damage,
-        remarks=remarks,
-        config=config,
-        step=max(known_steps, default=None),
-        total_steps=total_steps if _is_step(total_steps) else None,
-        metric=metric,
-        comparison=comparison,
-        evaluations=evaluations,
-        training=training,
-        steps_per_second=report.get("steps_per_second"),
-        examples_per_second=report.get("examples_per_second"),
-        updated=updated,
-    )
+    except Exception as error:
+        # A folder or a value of another type may be in the place of any file or value.
+        kind = type(error).__name__
+        damage.append(f"its files cannot be read ({kind}: {error})")
+        return RunSummary(folder=folder, state="unknown", damage=damage)
 
 
 def read_params(path: Path) -> dict[str, Any] | None:
     """Returns the sections in a params.yaml, None if it is missing or damaged."""
-    # A FIFO would block the reader.
-    if not path.is_file():
-        return None
     try:
         text = path.read_text(encoding="utf-8")
         values = yaml_loader.parse(text, path.name, is_trusted=True).values
@@ -264,12 +203,71 @@ def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read_record(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
-    path = folder / name
-    record = read_params(path) if path.suffix == ".yaml" else files.read_json(path)
-    if record is None and path.exists():
-        damage.append(f"{name} is damaged")
-    return record or {}
+def _read_files(folder: Path, damage: list[str]) -> RunSummary:
+    records: dict[str, Any] = {
+        "params.yaml": read_params(folder / "params.yaml"),
+        "manifest.json": files.read_json(folder / "manifest.json"),
+        "final.json": files.read_json(folder / "final.json"),
+        HEARTBEAT: read_heartbeat(folder),
+    }
+    for name, record in records.items():
+        path = folder / name
+        if record is None and path.exists():
+            damage.append(f"{name} is damaged")
+    params = records["params.yaml"] or {}
+    manifest = records["manifest.json"] or {}
+    final = records["final.json"] or {}
+    heartbeat: Heartbeat | None = records[HEARTBEAT]
+    state = _find_state(folder, heartbeat, final)
+    evaluations = _read_evaluations(folder / "evals", damage)
+    report = read_last_report(folder / "metrics.jsonl", "train") or {}
+
+    remarks = []
+    packages = manifest.get("packages", {})
+    version = packages.get("trainer_kit", __version__)
+    if version != __version__:
+        remarks.append(f"written by trainer_kit {version}")
+    if not params and not damage and state != "starting":
+        remarks.append("it has no config (params.yaml)")
+    if "stopped" in final:
+        remarks.append(str(final["stopped"]))
+
+    config = flatten_config(params)
+    if "experiment" in manifest:
+        config = {"experiment": manifest["experiment"], **config}
+    training = report.get("metrics", {})
+    trainer = params.get("trainer", {})
+    metric = trainer.get("best_checkpoint_eval_metric")
+    comparison = trainer.get("best_checkpoint_metric_comp", "higher")
+    if not metric:
+        # A run that keeps no best is measured by its loss.
+        metric = "validation_loss" if "validation_loss" in evaluations else LOSS
+        comparison = "lower"
+    # A heartbeat may be older than the last report.
+    final_step = final.get("step", 0)
+    report_step = report.get("step", 0)
+    steps = [final_step, report_step]
+    updated = None
+    if heartbeat is not None:
+        steps.append(heartbeat["step"])
+        updated = datetime.fromisoformat(heartbeat["beat"])
+    return RunSummary(
+        folder=folder,
+        state=state,
+        damage=damage,
+        remarks=remarks,
+        config=config,
+        step=max(steps),
+        # The manifest has the steps that a number of epochs has become.
+        total_steps=manifest.get("train_steps"),
+        metric=metric,
+        comparison=comparison,
+        evaluations=evaluations,
+        training=training,
+        steps_per_second=report.get("steps_per_second"),
+        examples_per_second=report.get("examples_per_second"),
+        updated=updated,
+    )
 
 
 def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]:
@@ -278,26 +276,14 @@ def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]
     paths = sorted(folder.glob("*.jsonl"))
     paths.sort(key=lambda path: path.name != VALIDATION)
     for path in paths:
-        # A FIFO would block the reader.
-        if not path.is_file():
-            damage.append(f"evals/{path.name} is not a file")
-            continue
-        try:
-            records = read_records(path)
-            lines = path.read_bytes().splitlines()
-        except (OSError, StorageError) as error:
-            damage.append(str(error))
-            continue
-        if len(lines) != len(records):
-            damage.append(f"evals/{path.name} is damaged")
-
+        records = read_records(path)
+        size = path.stat().st_size
+        if size > 0 and not records:
+            damage.append(f"evals/{path.name} has no readable line")
         for record in active_records(records):
-            step = record["step"]
-            if not _is_step(step):
-                continue
             metrics = flatten_scalars(record["metrics"], "|")
             for name, value in metrics.items():
-                point = Point(step, value)
+                point = Point(record["step"], value)
                 curve = curves.setdefault(name, [])
                 curve.append(point)
         if curves:
@@ -305,34 +291,13 @@ def _read_evaluations(folder: Path, damage: list[str]) -> dict[str, list[Point]]
     return curves
 
 
-def _choose_metric(
-    trainer: Mapping[str, Any], evaluations: Mapping[str, object], training: Mapping[str, float]
-) -> tuple[str, str]:
-    """Returns the metric that decides what is best in the run, and which value is better."""
-    metric = trainer.get("best_checkpoint_eval_metric")
-    comparison = trainer.get("best_checkpoint_metric_comp")
-    if isinstance(metric, str) and metric:
-        if comparison != "lower":
-            comparison = "higher"
-        return metric, comparison
-    # A run that keeps no best is measured by its loss.
-    for name in ("validation_loss", LOSS):
-        if name in evaluations or name in training:
-            return name, "lower"
-    for name in evaluations:
-        guess = guess_comparison(name)
-        if guess is not None:
-            return name, guess
-    return "", "higher"
-
-
 def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, Any]) -> str:
     ending = STOPPED_EARLY if "stopped" in final else FINISHED
     if heartbeat is None:
         return ending if final else "unknown"
     if heartbeat["ended"] == "failed":
-        start = _parse_time(heartbeat["started"])
-        start_seconds = start.timestamp() if start else 0.0
+        start = datetime.fromisoformat(heartbeat["started"])
+        start_seconds = start.timestamp()
         for path in folder.glob("diverged/step-*.json"):
             # The report of an earlier process may remain.
             status = path.stat()
@@ -353,19 +318,3 @@ def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, A
     silent_seconds = time.time() - beat_seconds
     phase_state = _PHASE_STATES.get(heartbeat["phase"], "running")
     return phase_state if silent_seconds < _SILENT_SECONDS else "silent"
-
-
-def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = values.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-def _is_step(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value < _MAX_STEP
-
-
-def _parse_time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None

@@ -19,9 +19,10 @@ def describe_code(task_class: type) -> dict[str, Any]:
     """Returns what the manifest records of the user's code.
 
     The modules are those that are imported by now, that are neither installed nor part of Python or
-    trainer_kit, and that lie below the working directory or in a folder from which the module of
-    the task or the main program is imported. Their names are relative to such a folder, so they do
-    not depend on the working directory. A cell of a notebook has no file and is not recorded.
+    trainer_kit, and that lie below the folder from which the module of the task is imported. For a
+    task of trainer_kit or an installed package it is the folder of the main program, and in a
+    notebook the working directory. Their names are relative to this folder. A cell of a notebook
+    has no file and is not recorded.
 
     Args:
       task_class: The class of the task.
@@ -30,25 +31,21 @@ def describe_code(task_class: type) -> dict[str, Any]:
       `git`: the commit of the code, and whether files in its repository have changed since. Empty
       without git. `modules`: a hash of each file by its name.
     """
-    folders = [Path.cwd()]
-    for module_name in (task_class.__module__, "__main__"):
-        if location := _locate(module_name):
-            folder, _ = location
-            folders.insert(0, folder)
+    paths = _find_user_files()
+    root = Path.cwd()
+    for module_name in ("__main__", task_class.__module__):
+        if module_name in paths:
+            depth = module_name.count(".")
+            root = paths[module_name].parents[depth]
 
     hashes = {}
-    for module_name in sorted(sys.modules):
-        location = _locate(module_name)
-        if location is None:
-            continue
-        folder, name = location
-        is_beside_task = any(folder.is_relative_to(parent) for parent in folders)
-        if is_beside_task:
-            path = folder / name
+    for path in sorted(paths.values()):
+        if path.is_relative_to(root):
             content = path.read_bytes()
             digest = hashlib.sha256(content)
+            name = path.relative_to(root).as_posix()
             hashes[name] = digest.hexdigest()
-    git_state = read_git_state(folders[0])
+    git_state = read_git_state(root)
     return {"git": git_state, "modules": hashes}
 
 
@@ -62,11 +59,12 @@ def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
       longer than five seconds.
     """
     # The file system monitor of a repository is a program, which is not started.
-    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-C", os.fspath(folder)]
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
     describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
     try:
         result = subprocess.run(
             ["git", *options, *describe],
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -76,8 +74,8 @@ def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         return {}
     description = result.stdout.strip()
-    commit, _, suffix = description.partition("-")
-    return {"commit": commit, "dirty": suffix == "dirty"}
+    commit = description.removesuffix("-dirty")
+    return {"commit": commit, "dirty": commit != description}
 
 
 def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -99,26 +97,15 @@ def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     return [f"code: {names} changed since the last start of this run"]
 
 
-def _locate(module_name: str) -> tuple[Path, str] | None:
-    """Returns the folder that a module of the user is imported from, and its file in that folder.
-
-    Returns None for any other module, and for one without a file.
-    """
-    # A lazy module would be imported if it were asked for an attribute.
-    module = sys.modules.get(module_name)
-    attributes = getattr(module, "__dict__", {})
-    file = attributes.get("__file__")
-    if not isinstance(file, str):
-        return None
-    path = Path(file).absolute()
-    if not is_user_file(str(path)) or not path.is_file():
-        return None
-
-    depth = module_name.count(".") + 1
-    if path.stem == "__init__":
-        depth += 1
-    folder_parts = path.parts[:-depth]
-    name_parts = path.parts[-depth:]
-    folder = Path(*folder_parts)
-    name = "/".join(name_parts)
-    return folder, name
+def _find_user_files() -> dict[str, Path]:
+    """Returns the file of each imported module of the user, by the name of the module."""
+    paths = {}
+    for name, module in list(sys.modules.items()):
+        # A lazy module would be imported if it were asked for an attribute.
+        attributes = getattr(module, "__dict__", {})
+        file = attributes.get("__file__")
+        # A namespace package has no file.
+        path = Path(file or "").absolute()
+        if path.is_file() and is_user_file(str(path)):
+            paths[name] = path
+    return paths

@@ -32,6 +32,7 @@ class RunLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
+        self.formatter = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
         self._waiting_lines: deque[str] = deque(maxlen=_MOST_WAITING_LINES)
         self._path = ""
         self._record_path = ""
@@ -71,41 +72,39 @@ class RunLog(logging.Handler):
         if handlers == [self] and default is not None and record.levelno >= default.level:
             default.handle(record)
 
-        # The handler of the terminal reports a message that cannot be formatted.
+        # A full disk stops no run, and the handler of the terminal reports a wrong message.
         with contextlib.suppress(Exception):
-            self._append(self.format(record))
+            text = self.format(record)
+            text = replace_unprintable(text, keep="\n")
+            self._waiting_lines.append(f"{text}\n")
+            if os.path.exists(self._record_path):
+                folder = os.path.dirname(self._path)
+                os.makedirs(folder, exist_ok=True)
+                # The file is opened for each line: the folder may be moved or removed.
+                with open(self._path, "a", encoding="utf-8", errors="replace") as stream:
+                    stream.writelines(self._waiting_lines)
+                self._waiting_lines.clear()
 
     def write(self, report: Report) -> None:
         """Appends the lines of a report. A change has a log record already."""
-        if report.kind != CHANGE:
-            for line in format_report_lines(report):
-                self._append(line)
+        if report.kind == CHANGE:
+            return
+        lines = format_report_lines(report)
+        for line in lines:
+            self._append(line)
 
     def write_error(self, error: Exception) -> None:
         """Appends the message of the error that ends the run."""
         mistake = find_trainer_kit_error(error)
-        reason = [str(mistake)] if mistake is not None else format_reason(error)
-        text = "\n  ".join(reason)
+        text = str(mistake)
+        if mistake is None:
+            reason = format_reason(error)
+            text = "\n  ".join(reason)
         self._append(f"error: {text}")
 
     def _append(self, text: str) -> None:
-        clock = time.strftime("%H:%M:%S")
-        text = replace_unprintable(text, keep="\n")
-        self.acquire()
-        try:
-            self._waiting_lines.append(f"{clock} {text}\n")
-            if os.path.exists(self._record_path):
-                # The file is opened for each line: the folder may be moved or removed.
-                content = "".join(self._waiting_lines)
-                folder = os.path.dirname(self._path)
-                os.makedirs(folder, exist_ok=True)
-                with open(self._path, "ab") as stream:
-                    stream.write(content.encode())
-                self._waiting_lines.clear()
-        except OSError:
-            pass
-        finally:
-            self.release()
+        record = logging.makeLogRecord({"msg": text})
+        self.handle(record)
 
 
 @contextlib.contextmanager

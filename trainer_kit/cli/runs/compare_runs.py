@@ -29,13 +29,12 @@ from trainer_kit.telemetry.scalars import LOSS
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# The names of config values that are seeds.
-_SEEDS = ("seed", "random_seed", "sampling_seed")
+# How the paths of seeds end.
+_SEEDS = (".seed", ".random_seed", ".sampling_seed")
 _CONFIG = "config."
 # More columns, or more names in a picture, cannot be told apart.
 _MAX_COLUMNS = 8
 _MAX_CURVES = 10
-_FIRST_ROW = frozenset([0])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,11 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"FOLDER: {folders} holds no run; give a folder with runs in it")
     choice = _choose_metric(runs, arguments.metric, arguments.comparison)
     frame = build_frame(runs, choice)
-    ranked_runs = {name: runs[name] for name in frame["run"]}
 
     paths = [column for column in frame if column.startswith(_CONFIG)]
     labels = _shorten_paths(paths)
-    runs_table = _build_table(frame, ranked_runs, choice.metric, labels)
+    notes = list_remarks(runs)
+    runs_table = _build_table(frame, choice.metric, labels, notes)
     tables = [runs_table]
     groups = group_by_seed(frame, choice, paths)
     if groups["runs"].max() > 1:
@@ -87,7 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
             "finished runs that differ only in seeds: mean and standard deviation (std)",
             list(groups),
             _format_cells(groups),
-            bold_rows=_FIRST_ROW,
         )
         tables.append(groups_table)
     print_tables(tables, sys.stdout)
@@ -97,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         files.write_text(arguments.csv, text)
         print(f"the table is in {arguments.csv}")
     if arguments.plot:
-        _save_curves(ranked_runs, choice, arguments.plot)
+        _save_curves(runs, frame["run"], choice.metric, arguments.plot)
     return ExitCode.DONE
 
 
@@ -105,38 +103,34 @@ def _choose_metric(
     runs: Mapping[str, RunSummary], metric: str | None, comparison: str | None
 ) -> MetricChoice:
     """Returns the metric to compare: by default the one that most runs are measured by."""
-    names: dict[str, None] = {}
+    names: list[str] = []
     own_choices: list[MetricChoice] = []
     for summary in runs.values():
-        names |= dict.fromkeys(summary.evaluations)
-        names |= dict.fromkeys(summary.training)
+        names += summary.evaluations
+        names += summary.training
         if summary.metric:
             own_choice = MetricChoice(summary.metric, summary.comparison)
             own_choices.append(own_choice)
-    # No run has a metric.
+    # No folder may contain a run.
     if not own_choices:
-        own_choices.append(MetricChoice("metric", "higher"))
+        own_choice = MetricChoice(LOSS, "lower")
+        own_choices.append(own_choice)
     most_common = statistics.mode(own_choices)
-    return choose_metric(metric, comparison, most_common, list(names)) or most_common
+    return choose_metric(metric, comparison, most_common, names) or most_common
 
 
 def _shorten_paths(paths: Sequence[str]) -> dict[str, str]:
     """Returns the last name of each path, or the path itself where paths share a last name."""
-    names = {}
+    labels = {}
     counts: Counter[str] = Counter()
     for path in paths:
-        name = _get_last_name(path)
-        names[path] = name
+        _, _, name = path.rpartition(".")
+        labels[path] = name
         counts[name] += 1
-    for path, name in names.items():
+    for path, name in labels.items():
         if counts[name] > 1:
-            names[path] = path
-    return names
-
-
-def _get_last_name(path: str) -> str:
-    _, _, name = path.rpartition(".")
-    return name
+            labels[path] = path
+    return labels
 
 
 def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFrame:
@@ -148,47 +142,39 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
     """
     import pandas
 
-    # Values of training and of evaluations are not comparable.
-    is_evaluated = any(choice.metric in summary.evaluations for summary in runs.values())
     rows = []
+    evaluated_metrics: set[str] = set()
+    for summary in runs.values():
+        evaluated_metrics.update(summary.evaluations)
     for name, summary in runs.items():
         curve = summary.evaluations.get(choice.metric, ())
-        if not is_evaluated:
+        # Values of training and of evaluations are not comparable.
+        if choice.metric not in evaluated_metrics:
             curve = summary.read_training_curve(choice.metric)
-        best_value: float | None = None
-        best_step: int | None = None
-        last_value: float | None = None
-        if curve:
-            last_point = curve[-1]
-            last_value = last_point.value
         best = find_best(curve, choice.comparison)
-        if best is not None:
-            best_value = best.value
-            best_step = best.step
         row = {
             "run": name,
-            "state": summary.state,
+            "state": format_state(summary),
             "step": summary.step,
             "total_steps": summary.total_steps,
             "metric": choice.metric,
-            "best": best_value,
-            "best_step": best_step,
-            "last": last_value,
+            "best": best.value if best else None,
+            "best_step": best.step if best else None,
+            "last": curve[-1].value if curve else None,
             "steps_per_second": summary.steps_per_second,
             "examples_per_second": summary.examples_per_second,
             "last_sign_of_life": summary.updated,
         }
         for path, value in summary.config.items():
-            # Text is shown without quotes, unless it is empty.
-            text = json.dumps(value)
-            if isinstance(value, str) and value:
-                text = value
-            row[_CONFIG + path] = text
+            text = json.dumps(value, ensure_ascii=False)
+            column = _CONFIG + path
+            row[column] = text.strip('"')
         for metric, points in summary.evaluations.items():
-            last_point = points[-1]
-            row[f"last.{metric}"] = last_point.value
+            column = f"last.{metric}"
+            row[column] = points[-1].value
         for metric, number in summary.training.items():
-            row[f"train.{metric}"] = number
+            column = f"train.{metric}"
+            row[column] = number
         rows.append(row)
 
     # Steps stay whole numbers where some runs have none.
@@ -198,8 +184,8 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
             texts = frame[column]
             if texts.nunique() < 2:
                 del frame[column]
-    for column in ("best", "last", "steps_per_second"):
-        frame[column] = frame[column].astype(float)
+    number_types = dict.fromkeys(["best", "last", "steps_per_second"], float)
+    frame = frame.astype(number_types)
     is_ascending = choice.comparison == "lower"
     return frame.sort_values("best", ascending=is_ascending, kind="stable")
 
@@ -211,7 +197,7 @@ def group_by_seed(frame: DataFrame, choice: MetricChoice, paths: Iterable[str]) 
     """
     keys = ["metric"]
     for path in paths:
-        if _get_last_name(path) not in _SEEDS:
+        if not path.endswith(_SEEDS):
             keys.append(path)
 
     states = frame["state"]
@@ -233,33 +219,32 @@ def group_by_seed(frame: DataFrame, choice: MetricChoice, paths: Iterable[str]) 
 
 
 def _build_table(
-    frame: DataFrame, runs: Mapping[str, RunSummary], metric: str, labels: Mapping[str, str]
+    frame: DataFrame,
+    metric: str,
+    labels: Mapping[str, str],
+    notes: list[str],
 ) -> Table:
-    columns = {"run": "run"}
     labelled_paths = list(labels)
-    for path in labelled_paths[:_MAX_COLUMNS]:
+    shown_paths = labelled_paths[:_MAX_COLUMNS]
+    columns = {"run": "run"}
+    for path in shown_paths:
         columns[path] = labels[path]
     columns["best"] = f"best {metric}"
     columns["best_step"] = "at step"
     columns["last"] = f"last {metric}"
     columns["steps_per_second"] = "steps/s"
+    columns["state"] = "state"
     column_names = list(columns)
     shown_frame = frame[column_names]
-    rows = _format_cells(shown_frame)
-    for row, summary in zip(rows, runs.values(), strict=True):
-        state = format_state(summary)
-        row.append(state)
 
-    notes = list_remarks(runs)
-    hidden = len(labels) - _MAX_COLUMNS
-    if hidden > 0:
+    hidden = len(labels) - len(shown_paths)
+    if hidden:
         notes.append(f"{hidden} more config values differ; --csv=FILE shows them")
     return Table(
         "runs, best first",
-        [*columns.values(), "state"],
-        rows,
+        list(columns.values()),
+        _format_cells(shown_frame),
         left_aligned=frozenset({"run", "state"}),
-        bold_rows=_FIRST_ROW,
         notes=notes,
     )
 
@@ -271,57 +256,39 @@ def _format_cells(frame: DataFrame) -> list[list[str]]:
     for values in frame.itertuples(index=False):
         cells = []
         for value in values:
+            text = ""
             if isinstance(value, str):
-                cells.append(value)
-            elif pandas.isna(value):
-                cells.append("")
-            else:
+                text = value
+            elif pandas.notna(value):
                 text = format_metric(value)
-                cells.append(text)
+            cells.append(text)
         rows.append(cells)
     return rows
 
 
-def _save_curves(runs: Mapping[str, RunSummary], choice: MetricChoice, path: str) -> None:
+def _save_curves(
+    runs: Mapping[str, RunSummary], ranked_names: Iterable[str], metric: str, path: str
+) -> None:
     """Saves the curves of the metric: solid lines for evaluations, dashed ones for training."""
     from matplotlib.figure import Figure
 
-    metric = choice.metric
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel=metric)
     axes.set_title(f"{metric} in evaluations (solid) and in training (dashed)")
+    # The names of several validation sets come first.
     _, _, name = metric.rpartition("|")
     training_metric = LOSS if name == "validation_loss" else name
-    are_positive = True
-    for number, (run_name, summary) in enumerate(runs.items()):
-        color = "lightgray"
-        label = None
-        if number < _MAX_CURVES:
-            color = f"C{number}"
-            label = run_name
-        evaluations = summary.evaluations.get(metric, ())
-        training = summary.read_training_curve(training_metric)
-        for curve, style in ((evaluations, ".-"), (training, "--")):
-            if not curve:
-                continue
-            steps = [point.step for point in curve]
-            values = [point.value for point in curve]
-            axes.plot(
-                steps,
-                values,
-                style,
-                color=color,
-                label=label,
-                # The best runs are drawn over the others.
-                zorder=-number,
-            )
-            if min(values) <= 0:
-                are_positive = False
-            # The legend has each run once.
-            label = None
-
-    if choice.comparison == "lower" and are_positive:
-        axes.set_yscale("log")
-    if axes.lines:
-        figure.legend(loc="outside right upper", title="best first")
+    best_names = list(ranked_names)[:_MAX_CURVES]
+    for number, run_name in enumerate(best_names):
+        summary = runs[run_name]
+        color = f"C{number}"
+        evaluations = dict(summary.evaluations.get(metric, ()))
+        steps = list(evaluations)
+        values = list(evaluations.values())
+        axes.plot(steps, values, ".-", color=color, label=run_name)
+        training = dict(summary.read_training_curve(training_metric))
+        steps = list(training)
+        values = list(training.values())
+        axes.plot(steps, values, "--", color=color)
+    figure.legend(loc="outside right upper", title="best first")
     save_picture(figure, "--plot", path)

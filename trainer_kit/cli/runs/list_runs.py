@@ -66,12 +66,12 @@ def build_runs_table(folder: str) -> Table:
     Raises:
       UsageError: when there is no such folder, or it is a remote one.
     """
-    rows: list[list[str]] = []
+    rows = []
     runs = read_runs([folder])
     for name, summary in runs.items():
-        step = "" if summary.step is None else str(summary.step)
+        step = format_metric(summary.step)
         if summary.total_steps:
-            step = f"{step or 0}/{summary.total_steps}"
+            step += f"/{summary.total_steps}"
         curve = summary.read_curve(summary.metric)
         best = find_best(curve, summary.comparison)
         best_text = ""
@@ -84,7 +84,8 @@ def build_runs_table(folder: str) -> Table:
             update_time = local_time.strftime("%Y-%m-%d %H:%M")
         state = format_state(summary)
         rate = format_metric(summary.steps_per_second)
-        rows.append([name, state, step, best_text, rate, update_time])
+        row = [name, state, step, best_text, rate, update_time]
+        rows.append(row)
 
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())
@@ -99,7 +100,9 @@ def build_runs_table(folder: str) -> Table:
 
 def format_state(summary: RunSummary) -> str:
     """Returns the state of a run, and whether some of its files are damaged."""
-    return f"{summary.state}, damaged" if summary.damage else summary.state
+    if summary.damage:
+        return f"{summary.state}, damaged"
+    return summary.state
 
 
 def list_remarks(runs: Mapping[str, RunSummary]) -> list[str]:
@@ -107,7 +110,7 @@ def list_remarks(runs: Mapping[str, RunSummary]) -> list[str]:
     lines = []
     for name, summary in runs.items():
         remarks = [*summary.damage, *summary.remarks]
-        if remarks:
-            text = "; ".join(remarks)
+        text = "; ".join(remarks)
+        if text:
             lines.append(f"{name}: {text}")
     return lines

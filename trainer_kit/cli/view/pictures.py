@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_kit.errors import UsageError, suggest_names
@@ -18,22 +18,26 @@ def check_picture(flag: str, path: str) -> None:
     Raises:
       UsageError: when it is not, the file type is unknown, or the folder does not exist.
     """
-    if importlib.util.find_spec("matplotlib") is None:
+    module_spec = importlib.util.find_spec("matplotlib")
+    if module_spec is None:
         raise UsageError(
             f"{flag} needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out"
         )
     from matplotlib.backend_bases import FigureCanvasBase
 
-    file_types = FigureCanvasBase.get_supported_filetypes()
-    _, ending = os.path.splitext(path)
-    suffix = ending.lower()
-    if suffix and suffix[1:] not in file_types:
-        suffixes = [f".{name}" for name in file_types]
+    suffixes = []
+    for file_type in FigureCanvasBase.get_supported_filetypes():
+        suffixes.append(f".{file_type}")
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix and suffix not in suffixes:
         formats = suggest_names(suffix, suffixes)
-        raise UsageError(f"{flag}={path}: matplotlib writes no file {suffix}; {formats}")
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise UsageError(f"{flag}={path}: there is no folder {folder}; create it")
+        message = f"{flag}={path}: matplotlib writes no file {suffix}; {formats}"
+        raise UsageError(message)
+    folder = target.parent
+    if not folder.is_dir():
+        message = f"{flag}={path}: there is no folder {folder}; create it"
+        raise UsageError(message)
 
 
 def save_picture(figure: Figure, flag: str, path: str) -> None:
@@ -45,5 +49,6 @@ def save_picture(figure: Figure, flag: str, path: str) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{flag}={path}: the picture cannot be saved: {error}") from error
+        message = f"{flag}={path}: the picture cannot be saved: {error}"
+        raise UsageError(message) from error
     print(f"the picture is in {path}")

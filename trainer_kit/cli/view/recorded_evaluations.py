@@ -108,7 +108,9 @@ def choose_metric(
         return None
 
     # The run knows the comparison of its own metric only.
-    default = own_choice.comparison if name == own_choice.metric else guess_comparison(name)
+    default = guess_comparison(name)
+    if name == own_choice.metric:
+        default = own_choice.comparison
     chosen_comparison = comparison or default
     if chosen_comparison is None:
         raise UsageError(
@@ -121,8 +123,12 @@ def choose_metric(
 def list_ledger_names(folder: Path) -> list[str]:
     """Returns the <name> of each file evals/<name>.jsonl, the training run's ledger first."""
     paths = (folder / "evals").glob("*.jsonl")
-    names = sorted(path.stem for path in paths if path.is_file())
-    return sorted(names, key=lambda name: name != VALIDATION)
+    names = []
+    for path in paths:
+        if path.is_file():
+            names.append(path.stem)
+    names.sort(key=lambda name: (name != VALIDATION, name))
+    return names
 
 
 def require_ledgers(folder: Path, name: str | None) -> list[str]:
@@ -140,9 +146,9 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
     if name is None:
         return names
     if name not in names:
-        raise UsageError(
-            f"--name: {folder / 'evals'} has no ledger {name!r}; {suggest_names(name, names)}"
-        )
+        evaluations_dir = folder / "evals"
+        suggestion = suggest_names(name, names)
+        raise UsageError(f"--name: {evaluations_dir} has no ledger {name!r}; {suggestion}")
     return [name]
 
 
@@ -156,7 +162,10 @@ def read_evaluations(folder: Path, name: str) -> list[RecordedEvaluation]:
     with explain_read_errors(path):
         records = read_records(path)
     # `active_records` returns copies. The numbers of the lines identify them.
-    numbered_records = [{**record, "line": number} for number, record in enumerate(records)]
+    numbered_records = []
+    for number, record in enumerate(records):
+        numbered_record = {**record, "line": number}
+        numbered_records.append(numbered_record)
     active_lines = {record["line"] for record in active_records(numbered_records)}
 
     evaluations = []
@@ -202,22 +211,23 @@ def rank_evaluations(
     Ties keep the ledger's order. Values that are not finite are left out. Values on different
     datasets are not compared.
     """
-    candidates: list[tuple[RecordedEvaluation, float]] = []
+    # The datasets keep the ledger's order too.
+    candidates: dict[str, list[RecordedEvaluation]] = {}
     for evaluation in evaluations:
         value = evaluation.metrics.get(choice.metric, math.nan)
         if evaluation.is_active and math.isfinite(value):
-            candidates.append((evaluation, value))
+            ranking = candidates.setdefault(evaluation.dataset, [])
+            ranking.append(evaluation)
 
-    # The datasets keep the ledger's order too.
-    rankings: dict[str, dict[int, RecordedEvaluation]] = {
-        evaluation.dataset: {} for evaluation, _ in candidates
-    }
     sign = -1 if choice.comparison == "higher" else 1
-    candidates.sort(key=lambda pair: sign * pair[1])
-    for evaluation, _ in candidates:
-        ranking = rankings[evaluation.dataset]
-        ranking.setdefault(evaluation.step, evaluation)
-    return {dataset: list(ranking.values()) for dataset, ranking in rankings.items()}
+    rankings = {}
+    for dataset, ranking in candidates.items():
+        ranking.sort(key=lambda evaluation: sign * evaluation.metrics[choice.metric])
+        best_by_step: dict[int, RecordedEvaluation] = {}
+        for evaluation in ranking:
+            best_by_step.setdefault(evaluation.step, evaluation)
+        rankings[dataset] = list(best_by_step.values())
+    return rankings
 
 
 def find_best_dir(folder: Path, settings: Settings, name: str) -> Path | None:
@@ -227,7 +237,7 @@ def find_best_dir(folder: Path, settings: Settings, name: str) -> Path | None:
     """
     if not settings.best_folder or name == EVAL:
         return None
-    output_dir = folder if name == VALIDATION else folder / "evals" / name
+    output_dir = _get_output_dir(folder, name)
     return output_dir / settings.best_folder
 
 
@@ -239,8 +249,15 @@ def get_named_best_dir(folder: Path, name: str, best_name: str) -> Path:
       name: The name of the ledger.
       best_name: The name of the best weights in trainer.best_checkpoints.
     """
-    output_dir = folder if name == VALIDATION else folder / "evals" / name
+    output_dir = _get_output_dir(folder, name)
     return output_dir / BEST_CHECKPOINTS / best_name
+
+
+def _get_output_dir(folder: Path, name: str) -> Path:
+    """Returns the folder of what the process that writes the ledger `name` writes besides."""
+    if name == VALIDATION:
+        return folder
+    return folder / "evals" / name
 
 
 def select_kept_evaluations(
@@ -312,6 +329,7 @@ def _has_all_files(prefix: Path) -> bool:
         if match:
             part_counts.append(int(match[1]))
 
-    has_all_parts = len(part_counts) == max(part_counts, default=-1)
+    expected_count = max(part_counts, default=-1)
+    has_all_parts = len(part_counts) == expected_count
     index_name = f"{prefix.name}.index"
     return index_name in names and has_all_parts

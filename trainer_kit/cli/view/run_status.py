@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_kit import files
@@ -38,7 +38,7 @@ class Settings:
     metric: str
     comparison: str
     best_folder: str
-    named_criteria: Mapping[str, Criterion] = field(default_factory=dict)
+    named_criteria: Mapping[str, Criterion]
 
 
 def require_folder(argument: str, text: str) -> Path:
@@ -87,7 +87,9 @@ def require_run(model_dir: str) -> Path:
 
 def format_names(names: Iterable[str]) -> str:
     """Returns the first `names` in sorted order, for a message, "nothing" if there are none."""
-    return ", ".join(sorted(names)[:_MAX_LISTED_NAMES]) or "nothing"
+    sorted_names = sorted(names)
+    text = ", ".join(sorted_names[:_MAX_LISTED_NAMES])
+    return text or "nothing"
 
 
 @contextlib.contextmanager
@@ -96,7 +98,8 @@ def explain_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise StorageError(f"{path} cannot be read: {reason}") from error
 
 
 def read_settings(folder: Path) -> Settings:
@@ -139,10 +142,11 @@ def read_settings(folder: Path) -> Settings:
 
 def list_folders(folder: Path) -> list[Path]:
     """Returns the folders in a folder, without hidden ones. [] if it cannot be read."""
-    try:
-        return sorted(
-            path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-        )
-    except OSError:
-        # The folder does not exist or cannot be read.
-        return []
+    folders = []
+    # The folder may not exist, or not be readable.
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            is_hidden = path.name.startswith(".")
+            if path.is_dir() and not is_hidden:
+                folders.append(path)
+    return sorted(folders)

@@ -17,7 +17,7 @@ from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.run_summary import read_run
 from trainer_kit.process.run_lock import RunLock
 
-_DEFAULTS = Settings("", "higher", "best_ckpt")
+_DEFAULTS = Settings("", "higher", "best_ckpt", {})
 
 
 def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_params_that_are_damaged_or_missing_tell_the_defaults(tmp_path: Path, te
 def test_params_tell_what_is_best(tmp_path: Path) -> None:
     best = {"best_checkpoint_eval_metric": "far|loss", "best_checkpoint_metric_comp": "lower"}
     write_params(tmp_path, best_checkpoint_export_subdir="kept", **best)
-    assert read_settings(tmp_path) == Settings("far|loss", "lower", "kept")
+    assert read_settings(tmp_path) == Settings("far|loss", "lower", "kept", {})
 
 
 @pytest.mark.parametrize(
