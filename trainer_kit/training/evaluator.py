@@ -196,7 +196,9 @@ class WeightSelector:
     @property
     def average_names(self) -> list[str]:
         """The names of all averages."""
-        return [] if self._average is None else list(self._average.names)
+        if self._average is None:
+            return []
+        return list(self._average.names)
 
     def apply_selected_weights(self) -> None:
         """Replaces the weights by the selected average, if it is one."""
