@@ -112,7 +112,8 @@ def supervise(
         raise UsageError(
             f"log_dir: {log_dir!r} is a remote folder; mount it and give the path of the mount"
         )
-    run_dir = log_dir if run_dir is None else run_dir
+    if run_dir is None:
+        run_dir = log_dir
     starts_before = count_starts(run_dir)
     wait = backoff_seconds
     crashes = 0
