@@ -52,7 +52,8 @@ def classify_exit_code(code: int) -> tuple[str, Decision]:
     A negative code is minus the number of a signal.
     """
     if code < 0:
-        return f"killed by signal {-code} ({signal.strsignal(-code)})", Decision.RETRY
+        description = signal.strsignal(-code)
+        return f"killed by signal {-code} ({description})", Decision.RETRY
     if code not in set(ExitCode):
         return f"crashed with exit code {code}", Decision.RETRY
     cause = ExitCode(code).name.lower().replace("_", " ")

@@ -737,8 +737,11 @@ class Evaluator(BaseTrainer):
         """
         # A single validation set has the name "", and its logs are not nested.
         has_names = self.validation.has_names
-        states = dict(aggregated_logs or {}) if has_names else {"": aggregated_logs}
-        evaluated_names = list(self._results) if has_names else [""]
+        states = {"": aggregated_logs}
+        evaluated_names = [""]
+        if has_names:
+            states = dict(aggregated_logs or {})
+            evaluated_names = list(self._results)
 
         logs_by_set: dict[str, Any] = {}
         for name in evaluated_names:
