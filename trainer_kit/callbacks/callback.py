@@ -263,7 +263,8 @@ class Run:
           UsageError: when there is no such hyper-parameter, or the value is not a finite number.
         """
         number = np.asarray(value)
-        if number.size != 1 or number.dtype.kind not in "iuf" or not np.isfinite(number).all():
+        is_number = number.size == 1 and number.dtype.kind in "iuf"
+        if not is_number or not np.isfinite(number).all():
             raise UsageError(
                 f"run.change({parameter!r}): {value!r:.60} is not a finite number; give a number"
             )
@@ -308,7 +309,9 @@ class Run:
           UsageError: when no validation set has one of these names.
         """
         configured_sets = self.trainer.validation_set_names
-        names = [sets] if isinstance(sets, str) else list(sets)
+        names = list(sets)
+        if isinstance(sets, str):
+            names = [sets]
         for name in names:
             if name not in configured_sets:
                 raise UsageError(

@@ -391,13 +391,14 @@ def compute_gradient_norms(trainer: Trainer, batch: Any) -> dict[str, float]:
     def record_norms(pairs: list[tuple[tf.Tensor | tf.IndexedSlices, Variable]]) -> None:
         for gradient, variable in pairs:
             # The norm of a sparse gradient is that of its rows.
-            is_sparse = isinstance(gradient, tf.IndexedSlices)
-            values = gradient.values if is_sparse else gradient
-            values = tf.cast(values, tf.float32)
+            if isinstance(gradient, tf.IndexedSlices):
+                gradient = gradient.values
+            values = tf.cast(gradient, tf.float32)
             norm = tf.norm(values)
             # Keras 3 wraps the variable of TensorFlow that the model's names belong to.
-            own_variable = variable.value if isinstance(variable, keras.Variable) else variable
-            name = names.get(id(own_variable), own_variable.name)
+            if isinstance(variable, keras.Variable):
+                variable = variable.value
+            name = names.get(id(variable), variable.name)
             norms.setdefault(name, float(norm))
 
     runs_eagerly = tf.config.functions_run_eagerly()

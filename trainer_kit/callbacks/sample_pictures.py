@@ -122,8 +122,9 @@ def image_grid(images: np.ndarray) -> np.ndarray:
     pixels = values.round().astype(np.uint8)
 
     # Each image has a margin below it and to its right.
+    no_padding = (0, 0)
     margin = (0, _MARGIN)
-    pixels = np.pad(pixels, [(0, 0), margin, margin, (0, 0)])
+    pixels = np.pad(pixels, [no_padding, margin, margin, no_padding])
 
     count = len(pixels)
     side = math.sqrt(count)
@@ -131,7 +132,7 @@ def image_grid(images: np.ndarray) -> np.ndarray:
     rows = math.ceil(count / columns)
     # Black images fill the last row.
     missing = rows * columns - count
-    pixels = np.pad(pixels, [(0, missing), (0, 0), (0, 0), (0, 0)])
+    pixels = np.pad(pixels, [(0, missing), no_padding, no_padding, no_padding])
 
     _, height, width, channels = pixels.shape
     grid = pixels.reshape(rows, columns, height, width, channels)

@@ -108,7 +108,9 @@ class Webhook(Callback):
             return
 
         # An error of trainer_kit explains itself. Others need the name of their type.
-        prefix = "" if own_error and str(own_error) else f"{type(run.error).__name__}: "
+        prefix = ""
+        if not own_error or not str(own_error):
+            prefix = f"{type(run.error).__name__}: "
         error = f"{prefix}{run.error}"[:_MAX_ERROR_LENGTH]
         first_line = error.splitlines()[0]
         text = f"failed at step {run.step} with exit code {int(code)}: {first_line}"
@@ -126,7 +128,8 @@ class Webhook(Callback):
 
         folder = os.path.abspath(run.directory)
         # The last part alone says nothing in a folder such as job-1/checkpoints.
-        name = os.path.join(*Path(folder).parts[-2:])
+        last_parts = Path(folder).parts[-2:]
+        name = os.path.join(*last_parts)
         message: dict[str, JsonValue] = {
             "text": f"{name} {text}",
             "status": status,
@@ -164,7 +167,9 @@ def _to_strict_json(value: JsonValue) -> JsonValue:
         return {str(name): _to_strict_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_to_strict_json(item) for item in value]
-    return to_json_number(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return to_json_number(value)
+    return value
 
 
 def _send_request(url: str, body: bytes, timeout: float) -> str:

@@ -391,7 +391,9 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         # Numbers are broadcast, so the step stands for the prefix, and -1 for None.
         step = self._broadcast(parse_step(newest) if newest else -1)
-        return os.path.join(self.restore_folder, f"ckpt-{step}") if step >= 0 else None
+        if step < 0:
+            return None
+        return os.path.join(self.restore_folder, f"ckpt-{step}")
 
     # ---- rewind
 

@@ -68,7 +68,10 @@ def remove_old_checkpoints(
       OSError: when a file cannot be removed.
     """
     checkpoints = complete_checkpoints(folder)
-    own_steps = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
+    own_steps = []
+    for step, prefix in checkpoints.items():
+        if is_saved_by_run(prefix, run_id):
+            own_steps.append(step)
     old_count = max(0, len(own_steps) - keep)
     old_steps = []
     for step in own_steps[:old_count]:

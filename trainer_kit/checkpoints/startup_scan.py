@@ -82,7 +82,9 @@ def recover_newest_checkpoint(directory: str, run_id: str = "") -> str | None:
             f"{os.path.basename(prefix)}: {reason}" for prefix, reason in damage_by_prefix.items()
         ]
         reasons = "; ".join(descriptions[:3])
-        more = f"; and {len(descriptions) - 3} more" if len(descriptions) > 3 else ""
+        more = ""
+        if len(descriptions) > 3:
+            more = f"; and {len(descriptions) - 3} more"
         raise StorageError(
             f"no checkpoint in {directory} is whole ({reasons}{more}); "
             "restore one from a backup, or start again from step 0 with --from_step=0, "
@@ -195,7 +197,9 @@ def set_aside(prefix: str, folder: str) -> str:
         os.makedirs(target, exist_ok=True)
         paths = list_checkpoint_files(prefix)
         for path in sorted(paths, key=lambda path: not path.endswith(RECORD_SUFFIX)):
-            os.replace(path, os.path.join(target, os.path.basename(path)))
+            file_name = os.path.basename(path)
+            new_path = os.path.join(target, file_name)
+            os.replace(path, new_path)
     except OSError as error:
         raise StorageError(
             f"{prefix} cannot be moved to {target}: {error.strerror or error}"
@@ -208,9 +212,11 @@ def _list_saved_checkpoints(directory: str) -> list[str]:
 
     These are the ones that files or the pointer file show.
     """
-    file_names = os.listdir(directory) if os.path.isdir(directory) else []
-    checkpoints = {checkpoint for name in file_names if (checkpoint := parse_checkpoint_name(name))}
-    checkpoints |= set(read_checkpoint_names(directory))
+    checkpoints = set(read_checkpoint_names(directory))
+    if os.path.isdir(directory):
+        for name in os.listdir(directory):
+            if checkpoint := parse_checkpoint_name(name):
+                checkpoints.add(checkpoint)
 
     are_moved = False
     if not checkpoints:

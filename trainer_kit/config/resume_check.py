@@ -247,18 +247,20 @@ def find_data_mistakes(
     for section, new_values in new.items():
         path = f"{section}.identity"
         old_values = old.get(section, {})
-        names = [name for name, value in new_values.items() if old_values.get(name, value) != value]
+        differences = []
+        for name, value in new_values.items():
+            old_value = old_values.get(name, value)
+            if old_value != value:
+                differences.append(f"{name} was {old_value} and is {value}")
         is_allowed = any(is_inside(path, allowed) for allowed in allowed_paths if allowed)
         has_changed_config = any(is_inside(changed, section) for changed in changed_paths)
-        if not names or is_allowed or has_changed_config:
+        if not differences or is_allowed or has_changed_config:
             continue
 
-        differences = "; ".join(
-            f"{name} was {old_values[name]} and is {new_values[name]}" for name in names
-        )
+        all_differences = "; ".join(differences)
         yield Mistake(
             section,
-            f"the data has changed since this run began: {differences}",
+            f"the data has changed since this run began: {all_differences}",
             "use another model_dir, go back to that data, or accept it with"
             f" {ALLOW_FLAG}={path} (run_experiment, fit: allow_config_change=[{path!r}])",
         )

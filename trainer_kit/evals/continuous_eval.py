@@ -43,11 +43,16 @@ def select_validation_sets(config: ExperimentConfig) -> ExperimentConfig:
     if not names:
         return config
 
+    left_out_names = data.keys() - set(names)
+
     def is_evaluated(metric: str) -> bool:
-        return metric.partition("|")[0] not in data.keys() - set(names)
+        set_name = metric.partition("|")[0]
+        return set_name not in left_out_names
 
     primary = options.best_checkpoint_eval_metric
-    metrics = [primary, *(best.metric for best in options.best_checkpoints.values())]
+    metrics = [primary]
+    for best in options.best_checkpoints.values():
+        metrics.append(best.metric)
     unevaluated_metrics = [metric for metric in metrics if not is_evaluated(metric)]
     if unevaluated_metrics:
         _LOG.info(
@@ -201,7 +206,9 @@ class Sidecar:
     def last_metrics(self) -> dict[str, Any]:
         """Returns the metrics of the last recorded step, or {} if there is none."""
         metrics_by_step = self._ledger.get_metrics_by_step()
-        return metrics_by_step[max(metrics_by_step)] if metrics_by_step else {}
+        if not metrics_by_step:
+            return {}
+        return metrics_by_step[max(metrics_by_step)]
 
     def get_evaluated_steps(self) -> set[int]:
         """Returns the recorded steps for this data and config."""
@@ -218,7 +225,8 @@ class Sidecar:
 
         A sidecar that dies in between reports it again.
         """
-        self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
+        path_in_run = os.path.relpath(checkpoint, self._directory.path)
+        self._ledger.append(step, logs, seconds, path_in_run)
 
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
         """Keeps the run from removing checkpoints that are still needed."""

@@ -465,8 +465,9 @@ def extract_scalars(logs: Mapping[str, object]) -> dict[str, Any]:
     """Returns logs as nested dicts of floats, without values that are not single numbers."""
     scalars: dict[str, Any] = {}
     for name, value in logs.items():
-        scalar = extract_scalars(value) if isinstance(value, Mapping) else as_scalar(value)
-        if scalar is not None:
+        if isinstance(value, Mapping):
+            scalars[str(name)] = extract_scalars(value)
+        elif (scalar := as_scalar(value)) is not None:
             scalars[str(name)] = scalar
     return scalars
 
@@ -481,7 +482,9 @@ def remove_best_values(logs: Mapping[str, object]) -> dict[str, Any]:
         metric = name.removeprefix("best_")
         if metric != name and metric in logs:
             continue
-        results[name] = remove_best_values(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            value = remove_best_values(value)
+        results[name] = value
     return results
 
 

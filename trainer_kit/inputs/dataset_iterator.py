@@ -89,7 +89,9 @@ class DatasetIterator(abc.ABC):
         Raises:
           DataError: when a file that the dataset needs is missing.
         """
-        return self.open() if self.prebuilt_dataset is None else self.prebuilt_dataset
+        if self.prebuilt_dataset is None:
+            return self.open()
+        return self.prebuilt_dataset
 
     @property
     def has_iterator(self) -> bool:
@@ -207,7 +209,9 @@ def _cardinality(dataset: Dataset) -> int | None:
     cardinality = getattr(dataset, "cardinality", None)
     if callable(cardinality):
         cardinality = cardinality()
-    return None if cardinality is None else int(cardinality)
+    if cardinality is None:
+        return None
+    return int(cardinality)
 
 
 def is_endless(dataset: Dataset) -> bool:
@@ -245,7 +249,9 @@ def explain_missing_files(section: str, note: str = "") -> Iterator[None]:
         if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
             raise
 
-        problem = unmatched.group() if unmatched else format_reason(error)[0]
+        problem = format_reason(error)[0]
+        if unmatched:
+            problem = unmatched.group()
         frames = find_user_frames(error)[-1:]
         place = "".join(f"\n  {frame}: {frame.code}" for frame in frames)
         last_line = f"\n  {note}" if note else ""

@@ -299,7 +299,9 @@ def skip_batches(
       batches: The number of global batches to leave out.
       local_replicas: The number of replicas that this dataset is for.
     """
-    return dataset.skip(batches * local_replicas) if batches else dataset
+    if batches:
+        return dataset.skip(batches * local_replicas)
+    return dataset
 
 
 def _find_iterator_obstacles(dataset: tf.data.Dataset) -> Iterator[str]:

@@ -51,9 +51,10 @@ def list_unfinished_steps(model_dir: str) -> list[int]:
 
 
 def _steps(model_dir: str, pattern: str) -> list[int]:
-    names = os.listdir(model_dir) if os.path.isdir(model_dir) else []
+    if not os.path.isdir(model_dir):
+        return []
     steps = []
-    for name in names:
+    for name in os.listdir(model_dir):
         match = re.fullmatch(pattern, name)
         if match:
             steps.append(int(match[1]))

@@ -342,7 +342,9 @@ class RunDirectory:
         if not isinstance(steps, int):
             # Epochs: the manifest contains the steps that the run has made of them.
             steps = read_manifest(self.path).get("train_steps")
-        return steps if isinstance(steps, int) and steps >= 0 else None
+        if isinstance(steps, int) and steps >= 0:
+            return steps
+        return None
 
     def read_steps_per_epoch(self) -> int | None:
         """Returns trainer.steps_per_epoch of the run that trains here.
@@ -435,7 +437,9 @@ def read_run_id(model_dir: str) -> str:
     run_id = manifest.get("run_id")
     if not isinstance(run_id, str):
         return ""
-    return run_id if re.fullmatch(r"\w+", run_id) else ""
+    if re.fullmatch(r"\w+", run_id):
+        return run_id
+    return ""
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:
@@ -485,7 +489,9 @@ def count_starts(model_dir: str | os.PathLike[str]) -> int:
     """
     manifest = read_manifest(model_dir)
     starts = manifest.get("starts")
-    return len(starts) if isinstance(starts, list) else 0
+    if isinstance(starts, list):
+        return len(starts)
+    return 0
 
 
 def has_begun(model_dir: str) -> bool:
@@ -514,7 +520,9 @@ def list_installed_packages() -> tuple[tuple[str, str], ...]:
     for distribution in metadata.distributions():
         # Each access to the metadata parses it again. A damaged package may have no name.
         description = distribution.metadata
-        packages.append((str(description["Name"]), str(description["Version"])))
+        name = str(description["Name"])
+        version = str(description["Version"])
+        packages.append((name, version))
     return tuple(sorted(packages))
 
 
@@ -628,7 +636,9 @@ def _remove_later_fields(values: Mapping[str, object]) -> dict[str, Any]:
     for name, value in values.items():
         if (name, value) in later_fields:
             continue
-        remaining[name] = _remove_later_fields(value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = _remove_later_fields(value)
+        remaining[name] = value
     return remaining
 
 

@@ -81,7 +81,9 @@ class Lease(RunLock):
     def _remove(self) -> None:
         super()._remove()
         parent = self._folder.parent
-        if not self._folder.exists() and parent.is_dir() and not any(parent.iterdir()):
+        if self._folder.exists() or not parent.is_dir():
+            return
+        if not any(parent.iterdir()):
             parent.rmdir()
 
     def _build_in_use_error(self, holder: Heartbeat | None) -> ModelDirInUseError:
@@ -209,4 +211,6 @@ def read_lineages_in_evaluation(evals_dir: str | os.PathLike[str]) -> list[int]:
 def _lineage(lease: Mapping[str, object]) -> int:
     """Returns the run's lineage in a lease, 0 for a lease of an earlier version."""
     lineage = lease.get("lineage", 0)
-    return lineage if isinstance(lineage, int) else 0
+    if isinstance(lineage, int):
+        return lineage
+    return 0

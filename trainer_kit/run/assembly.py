@@ -208,7 +208,9 @@ def build_history(
 
     # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage
     # after those.
-    records = read_sidecar_records(directory.ledger_path) if plan.writes_records else []
+    records = []
+    if plan.writes_records:
+        records = read_sidecar_records(directory.ledger_path)
     ledger = Ledger(
         directory.ledger_path,
         dataset="validation" if plan.trains else "eval",
@@ -219,7 +221,8 @@ def build_history(
 
     # A folder with copied checkpoints only has neither manifest nor history: that is no loss of
     # reports.
-    has_reports = os.path.exists(directory.manifest_path) or os.path.exists(directory.metrics_path)
+    has_manifest = os.path.exists(directory.manifest_path)
+    has_reports = has_manifest or os.path.exists(directory.metrics_path)
     return RunHistory(
         ledger,
         writers.history,
@@ -306,10 +309,14 @@ def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
         details = tf.config.experimental.get_device_details(gpus[0])
         setup["device_name"] = details.get("device_name", "")
     task = getattr(trainer, "task", None)
-    code = describe_code(type(task)) if plan.writes_records else {}
+    code = {}
+    if plan.writes_records:
+        code = describe_code(type(task))
 
     is_resumed = plan.trains and has_begun(plan.directory.path)
-    before = read_manifest(plan.directory.path) if is_resumed else {}
+    before = {}
+    if is_resumed:
+        before = read_manifest(plan.directory.path)
     data_before = before.get("data", {})
     allowed_paths = tuple(plan.options.allow_config_change)
     mistakes = list(find_data_mistakes(data_before, data, plan.changes, allowed_paths))
@@ -478,7 +485,9 @@ def _build_summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
     interval = plan.config.trainer.summary_interval
     if not plan.trains or not plan.options.save_summary:
         return None
-    return interval if isinstance(interval, int) else SummaryTimer(get_seconds(interval))
+    if isinstance(interval, int):
+        return interval
+    return SummaryTimer(get_seconds(interval))
 
 
 def _build_actions(plan: RunPlan, trainer: BaseTrainer, manager: CheckpointManager) -> Actions:

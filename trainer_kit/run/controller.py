@@ -703,7 +703,8 @@ class Controller:
             options = {} if SINGLE_SET in sets else {"sets": list(sets)}
             logs = dict(evaluator.evaluate(as_int32(steps), **options) or {})
         # The evaluator may have computed the logs before, in its training loop.
-        seconds = max(time.perf_counter() - start, evaluator.eval_seconds.get(SINGLE_SET, 0.0))
+        seconds = time.perf_counter() - start
+        seconds = max(seconds, evaluator.eval_seconds.get(SINGLE_SET, 0.0))
         if self.should_stop:
             # The evaluation may have been cut short.
             raise RunStopped

@@ -202,9 +202,11 @@ class Pretraining(Sidecar):
 
         Does so only once a heartbeat shows that the run reads leases.
         """
-        if not self._has_lease and os.access(os.path.join(self._path, HEARTBEAT), os.W_OK):
-            self._exit_stack.enter_context(self._lease)
-            self._has_lease = True
+        if not self._has_lease:
+            heartbeat_path = os.path.join(self._path, HEARTBEAT)
+            if os.access(heartbeat_path, os.W_OK):
+                self._exit_stack.enter_context(self._lease)
+                self._has_lease = True
         if self._has_lease:
             super().protect_checkpoints(after_step, reading_step)
 

@@ -137,13 +137,17 @@ def format_help_text() -> str:
     lines += ["flags:"]
     for name, flag in FLAGS.items():
         mark = " *" if flag.kind == "repeated" else ""
-        lines += [f"  {format_usage(name)}{mark}", *_indent_text(describe_flag(name), 6)]
+        usage = format_usage(name)
+        description = describe_flag(name)
+        lines += [f"  {usage}{mark}", *_indent_text(description, 6)]
     lines += ["", *_indent_text(SOURCES_NOTE, 2), ""]
 
     lines += ["modes:"]
     for mode, properties in MODES.items():
         meaning = properties.meaning
-        lines += [f"  {mode}", *_indent_text(f"{meaning[0].upper()}{meaning[1:]}.", 6)]
+        first_letter = meaning[0].upper()
+        sentence = f"{first_letter}{meaning[1:]}."
+        lines += [f"  {mode}", *_indent_text(sentence, 6)]
     return "\n".join(lines)
 
 
@@ -151,7 +155,10 @@ def format_usage(name: str) -> str:
     """Returns a flag as it is written on the command line, such as --model_dir=FOLDER."""
     if name == "help":
         return "--help, -h"
-    return f"--{name}={FLAGS[name].value}" if FLAGS[name].value else f"--{name}"
+    value = FLAGS[name].value
+    if value:
+        return f"--{name}={value}"
+    return f"--{name}"
 
 
 def describe_flag(name: str) -> str:

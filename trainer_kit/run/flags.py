@@ -119,7 +119,9 @@ def format_first_attempt_flags(values: flags.FlagValues) -> list[str]:
 
     With it, every later restart would rewind the run again.
     """
-    return [] if values.from_step is None else [f"--{FIRST_ATTEMPT_FLAG}={values.from_step}"]
+    if values.from_step is None:
+        return []
+    return [f"--{FIRST_ATTEMPT_FLAG}={values.from_step}"]
 
 
 def build_sources(values: flags.FlagValues) -> ConfigSources:

@@ -209,7 +209,8 @@ def plan_run(
     if mistakes := find_profile_mistakes(options.profile, mode):
         raise ConfigError(mistakes)
 
-    config = select_validation_sets(config) if mode == "continuous_eval" else config
+    if mode == "continuous_eval":
+        config = select_validation_sets(config)
     train_actions = list_actions("train_actions", options.train_actions)
     eval_actions = list_actions("eval_actions", options.eval_actions)
     directory = RunDirectory(

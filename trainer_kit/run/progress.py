@@ -116,7 +116,9 @@ class Progress(StoppableRun):
     def get_phase_and_step(self) -> tuple[str, int]:
         """Returns (phase, global step), for the heartbeat."""
         phase = self._phase
-        step = 0 if self.trainer is None else int(self.trainer.global_step.numpy())
+        step = 0
+        if self.trainer is not None:
+            step = int(self.trainer.global_step.numpy())
         return phase, step
 
     def get_progress_token(self) -> tuple[str, object]:

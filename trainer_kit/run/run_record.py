@@ -180,7 +180,9 @@ def finish_run(
     reason = "" if plan.is_complete(step) else controller.run.stop_reason
     metrics = extract_scalars(logs)
     record = plan.directory.write_final(step, plan.mode, metrics, best, reason, account)
-    ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
+    ending = f"finished at step {step}"
+    if reason:
+        ending = f"stopped early at step {step}: {reason}"
     goodput = read_goodput(plan.directory.path, datetime.now(timezone.utc))
     if goodput is not None and goodput.attempts > 1:
         lines.append(str(goodput))
@@ -212,14 +214,17 @@ def _account_for_time(
         "trainer.train_tf_while_loop=true": options.train_tf_while_loop,
         "runtime.run_eagerly=false": not config.runtime.run_eagerly,
     }
-    unset_settings = tuple(setting for setting, is_set in compile_settings.items() if not is_set)
+    unset_settings = []
+    for setting, is_set in compile_settings.items():
+        if not is_set:
+            unset_settings.append(setting)
     can_fuse = options.fuse_steps == 1 and not trainer.find_fusing_problem()
     can_use_one_thread = config.runtime.executor == "default" and not find_single_thread_problem(
         trainer.strategy
     )
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
-        to_compile=unset_settings,
+        to_compile=tuple(unset_settings),
         is_fused=trainer.fuse_steps > 1,
         can_fuse=can_fuse,
         can_use_one_thread=can_use_one_thread,

@@ -353,7 +353,9 @@ def _export_weights(plan: RunPlan, progress: Progress) -> None:
             from trainer_kit.serving.model_export import export
 
             best = read_info(plan.directory.best_dir)
-            step = best["step"] if best else int(progress.trainer.global_step.numpy())
+            step = int(progress.trainer.global_step.numpy())
+            if best:
+                step = best["step"]
             target = Path(plan.directory.path, "export", str(step))
             record = files.read_json(target / "export.json") or {"formats": options.export}
             missing = [name for name in options.export if name not in record["formats"]]

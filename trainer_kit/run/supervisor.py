@@ -52,7 +52,8 @@ def classify_exit_code(code: int) -> tuple[str, Decision]:
     A negative code is minus the number of a signal.
     """
     if code < 0:
-        return f"killed by signal {-code} ({signal.strsignal(-code)})", Decision.RETRY
+        description = signal.strsignal(-code)
+        return f"killed by signal {-code} ({description})", Decision.RETRY
     if code not in set(ExitCode):
         return f"crashed with exit code {code}", Decision.RETRY
     cause = ExitCode(code).name.lower().replace("_", " ")
@@ -112,7 +113,8 @@ def supervise(
         raise UsageError(
             f"log_dir: {log_dir!r} is a remote folder; mount it and give the path of the mount"
         )
-    run_dir = log_dir if run_dir is None else run_dir
+    if run_dir is None:
+        run_dir = log_dir
     starts_before = count_starts(run_dir)
     wait = backoff_seconds
     crashes = 0

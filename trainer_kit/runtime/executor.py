@@ -25,4 +25,6 @@ def use_executor(name: str) -> AbstractContextManager[Any]:
     Raises:
       UsageError: when this TensorFlow has no other executor than the default.
     """
-    return single_threaded_executor() if name == SINGLE_THREADED else nullcontext()
+    if name == SINGLE_THREADED:
+        return single_threaded_executor()
+    return nullcontext()

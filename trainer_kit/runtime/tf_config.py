@@ -128,7 +128,9 @@ def read_worker_index(worker_hosts: str | None, task_index: int) -> int:
     cluster = read_cluster()
     if cluster is not None:
         return cluster.worker_index
-    return max(task_index, 0) if worker_hosts else 0
+    if worker_hosts:
+        return max(task_index, 0)
+    return 0
 
 
 def find_parameter_server_mistakes(runtime: RuntimeConfig) -> list[Mistake]:
@@ -170,7 +172,8 @@ def read_cluster() -> Cluster | None:
         return None
 
     lists = content["cluster"]
-    if not isinstance(lists, dict) or not all(isinstance(item, list) for item in lists.values()):
+    are_lists = isinstance(lists, dict) and all(isinstance(item, list) for item in lists.values())
+    if not are_lists:
         raise _build_tf_config_error(f"'cluster' is {lists!r}, not lists of addresses by task type")
     tasks: dict[str, tuple[str, ...]] = {}
     for name, addresses in lists.items():

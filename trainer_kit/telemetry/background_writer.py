@@ -110,7 +110,8 @@ class BackgroundWriter:
                 )
                 self._thread.start()
         self._queue.put(item)
-        if isinstance(item, _Request) or self._queue.qsize() >= self._queue.maxsize // 2:
+        half = self._queue.maxsize // 2
+        if isinstance(item, _Request) or self._queue.qsize() >= half:
             self._wake_event.set()
 
     def _run_on_writers(

@@ -122,7 +122,7 @@ def count_flops(model: CallableModel, inputs_spec: NestedSpec) -> FlopsResult:
 def _set_batch_size_to_one(spec: tf.TypeSpec) -> tf.TensorSpec:
     """Returns the spec with a batch size of 1. Raises ValueError if another size is not known."""
     shape = tf.TensorShape(spec.shape)
-    if shape.rank is None or shape.rank == 0 or not shape[1:].is_fully_defined():
+    if not shape.rank or not shape[1:].is_fully_defined():
         raise ValueError(f"the input {spec} needs a known size in every dimension after the batch")
     return tf.TensorSpec([1, *shape[1:]], spec.dtype)
 

@@ -75,8 +75,9 @@ class ReportWriters:
             eval_summaries = SummaryManager(folder if has_summaries else None)
 
         writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries, tensorboard)]
-        history = JsonLinesWriter(directory.metrics_path) if is_chief and trains else None
-        if history is not None:
+        history = None
+        if is_chief and trains:
+            history = JsonLinesWriter(directory.metrics_path)
             writers += [history, *trackers]
         writers += [writer for writer in (console, log) if writer is not None]
         return cls(BackgroundWriter(writers), train_summaries, eval_summaries, history)

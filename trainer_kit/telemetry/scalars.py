@@ -96,8 +96,11 @@ def get_training_loss(logs: Mapping[str, Any]) -> float:
 
     scalars = flatten_scalars(logs)
     suffix = f"/{LOSS}"
-    losses = [loss for name, loss in scalars.items() if name.endswith(suffix)]
-    for loss in losses:
+    losses = []
+    for name, loss in scalars.items():
+        if not name.endswith(suffix):
+            continue
         if not math.isfinite(loss):
             return loss
+        losses.append(loss)
     return max(losses, default=0.0)

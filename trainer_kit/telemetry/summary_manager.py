@@ -111,7 +111,8 @@ class SummaryManager:
         """
         if self._directory is None:
             return
-        step = tf.summary.experimental.get_step() if step is None else step
+        if step is None:
+            step = tf.summary.experimental.get_step()
         if step is None:
             raise UsageError(
                 "summaries need a step: pass step= or call tf.summary.experimental.set_step"
@@ -139,7 +140,9 @@ class SummaryManager:
         hparams = {}
         for path in non_default_paths(config):
             value = values.get(path)
-            hparams[path] = value if isinstance(value, (bool, int, float)) else str(value)
+            if not isinstance(value, (bool, int, float)):
+                value = str(value)
+            hparams[path] = value
         run_folder = os.path.dirname(self._directory)
         start = api.hparams_pb(hparams, trial_id=run_folder)
         with self._storage_errors(""), self.summary_writer().as_default(step=step):
@@ -407,7 +410,9 @@ def _parse_opening_second(name: str) -> int | None:
     Returns None if it is not an event file.
     """
     match = re.search(r"\.tfevents\.(\d+)", name)
-    return int(match.group(1)) if match else None
+    if match is None:
+        return None
+    return int(match.group(1))
 
 
 def _describe_error(error: tf.errors.OpError) -> str:

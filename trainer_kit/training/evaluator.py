@@ -196,7 +196,9 @@ class WeightSelector:
     @property
     def average_names(self) -> list[str]:
         """The names of all averages."""
-        return [] if self._average is None else list(self._average.names)
+        if self._average is None:
+            return []
+        return list(self._average.names)
 
     def apply_selected_weights(self) -> None:
         """Replaces the weights by the selected average, if it is one."""
@@ -735,8 +737,11 @@ class Evaluator(BaseTrainer):
         """
         # A single validation set has the name "", and its logs are not nested.
         has_names = self.validation.has_names
-        states = dict(aggregated_logs or {}) if has_names else {"": aggregated_logs}
-        evaluated_names = list(self._results) if has_names else [""]
+        states = {"": aggregated_logs}
+        evaluated_names = [""]
+        if has_names:
+            states = dict(aggregated_logs or {})
+            evaluated_names = list(self._results)
 
         logs_by_set: dict[str, Any] = {}
         for name in evaluated_names:

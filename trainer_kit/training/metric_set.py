@@ -559,7 +559,9 @@ def check_metric(metric: object, where: str) -> None:
       UsageError: when the object is not a metric.
     """
     if isinstance(metric, type) or not hasattr(metric, "result"):
-        kind = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
+        kind = repr(metric)
+        if isinstance(metric, type):
+            kind = f"the class {metric.__name__}"
         raise UsageError(
             f"{where} {kind}, which is not a metric; return metric objects, such as "
             "keras.metrics.SparseCategoricalAccuracy()"

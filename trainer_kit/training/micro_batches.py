@@ -283,7 +283,9 @@ def find_static_batch_size(leaves: Sequence[Any]) -> int | None:
             f"along which to split it: {specs}; give each tensor an entry for each example, "
             "or set trainer.accumulate_steps=1"
         )
-    return sizes.pop() if len(sizes) == 1 else None
+    if len(sizes) == 1:
+        return sizes.pop()
+    return None
 
 
 @tf.autograph.experimental.do_not_convert

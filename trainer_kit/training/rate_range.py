@@ -83,9 +83,12 @@ class RateRange:
         lowest = int(np.argmin(smoothed))
 
         # The first mean is that of half a window.
-        deviations = (self.losses - smoothed)[: max(lowest, window) + 1]
-        noise = np.std(deviations) / math.sqrt(window // 2 + 1)
-        return bool(smoothed[0] - smoothed[lowest] > 5 * noise)
+        deviations = self.losses - smoothed
+        num_deviations = max(lowest, window) + 1
+        deviation = np.std(deviations[:num_deviations])
+        noise = deviation / math.sqrt(window // 2 + 1)
+        fall = smoothed[0] - smoothed[lowest]
+        return bool(fall > 5 * noise)
 
     @property
     def suggestion(self) -> float | None:
@@ -180,7 +183,8 @@ def run_range_test(trainer: Trainer, lowest: float, steps: int) -> RateRange:
             means = np.ones(1)
             if len(losses) >= window:
                 means = np.convolve(losses, np.ones(window) / window, "valid")
-            ended_by = DIVERGED if 0 < means.min() * _FACTOR < means[-1] else ""
+            if 0 < means.min() * _FACTOR < means[-1]:
+                ended_by = DIVERGED
             rate = float(logs["learning_rate"])
 
     if len(losses) < _FEWEST and ended_by == DATA_ENDED:

@@ -255,7 +255,10 @@ def create_moving_average(
       The average. None where the config requests none.
     """
     sections = _sections(options)
-    averages = {name: section.ema for name, section in sections.items() if section.ema is not None}
+    averages = {}
+    for name, section in sections.items():
+        if section.ema is not None:
+            averages[name] = section.ema
     if not averages:
         return create_average(model, options.optimizer_config.ema, trainable)
 

@@ -814,7 +814,9 @@ class Trainer(Evaluator):
 
         None if it is not a TrainLoop or FusedLoop.
         """
-        return self._train_loop if isinstance(self._train_loop, FactoryLoop) else None
+        if isinstance(self._train_loop, FactoryLoop):
+            return self._train_loop
+        return None
 
     @property
     def first_step_at(self) -> float:

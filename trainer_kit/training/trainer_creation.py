@@ -117,7 +117,9 @@ def create_exporter(
     for name, section in options.best_checkpoints.items():
         field = f"trainer.best_checkpoints.{name}.metric_comp"
         _warn_of_other_comparison(field, section.metric, section.metric_comp)
-    return BestCheckpoints(primary, named) if named else primary
+    if named:
+        return BestCheckpoints(primary, named)
+    return primary
 
 
 def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:

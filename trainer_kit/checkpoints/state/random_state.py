@@ -76,7 +76,9 @@ def _global_generator() -> tf.random.Generator | None:
     except RuntimeError:
         # Op determinism is enabled, which forbids random seeds.
         return None
-    return None if created else generator
+    if created:
+        return None
+    return generator
 
 
 def _is_of_another_strategy(variable: tf.Variable) -> bool:
@@ -153,7 +155,10 @@ def variables_below(
     visited = {id(item): item for item in exclude}
     waiting = deque([("", root)])
     while waiting:
-        path, item = waiting.popleft() if nearest_first else waiting.pop()
+        if nearest_first:
+            path, item = waiting.popleft()
+        else:
+            path, item = waiting.pop()
         if isinstance(item, keras.random.SeedGenerator):
             item = item.state
         if isinstance(item, keras.Variable):

@@ -433,7 +433,9 @@ def _select_matching_items(
             return children
         if isinstance(item, tf.Variable):
             shape = tuple(item.shape)
-            return item if saved.get(name) == shape else None
+            if saved.get(name) == shape:
+                return item
+            return None
         return item
 
     matching_items = {}

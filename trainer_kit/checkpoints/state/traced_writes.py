@@ -96,4 +96,6 @@ def _graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
 
 def _kind(handle: tf.Tensor) -> str:
     match = _KIND.search(str(handle))
-    return match.group(1).rpartition("::")[2] if match else ""
+    if match is None:
+        return ""
+    return match.group(1).rpartition("::")[2]

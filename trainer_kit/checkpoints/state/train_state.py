@@ -130,7 +130,9 @@ class TrainState:
         self._require_exact = require_exact
         self.variables_lock = threading.RLock()
         self.python_state = PythonState()
-        optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
+        optimizers = [optimizer]
+        if isinstance(optimizer, Mapping):
+            optimizers = list(optimizer.values())
         roots = {"model": model, "task": task}
         self.step_state = StepState(roots, exclude=optimizers)
 

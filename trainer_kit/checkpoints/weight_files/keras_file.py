@@ -180,8 +180,9 @@ def _names(group: h5py.Group, attribute: str) -> list[str]:
     names = []
     for piece in pieces:
         for value in group.attrs[piece]:
-            name = value.decode() if isinstance(value, bytes) else str(value)
-            names.append(name)
+            if isinstance(value, bytes):
+                value = value.decode()
+            names.append(str(value))
     return names
 
 

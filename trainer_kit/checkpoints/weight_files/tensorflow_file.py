@@ -128,8 +128,9 @@ class TensorFlowFile(WeightFile):
         tensors = []
         try:
             for key in keys:
-                has_value = key in values_by_key
-                value = values_by_key[key] if has_value else self._reader.get_tensor(key)
+                value = values_by_key.get(key)
+                if value is None:
+                    value = self._reader.get_tensor(key)
                 tensor = tf.constant(value)
                 tensors.append(tensor)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:

@@ -62,4 +62,6 @@ def replace_numbers_by_ranks(names: Mapping[str, str]) -> dict[str, str]:
       names: A dict from name to any value, which goes with the name.
     """
     ranked = dict(zip(canonical_paths(list(names)), names.values(), strict=True))
-    return ranked if len(ranked) == len(names) else dict(names)
+    if len(ranked) == len(names):
+        return ranked
+    return dict(names)

@@ -44,7 +44,9 @@ def get_validation_sets(task: object) -> dict[str, Any]:
         return dict(get_sets())
 
     data = getattr(task, "validation_data", None)
-    return dict(data) if isinstance(data, Mapping) else {"": data}
+    if isinstance(data, Mapping):
+        return dict(data)
+    return {"": data}
 
 
 def get_training_sets(task: object) -> dict[str, Any]:

@@ -444,7 +444,10 @@ class TrainerConfig(Config):
 
         # The section of a Model Garden task may have no field ema, or one of another type.
         common_average = getattr(self.optimizer_config, "ema", None)
-        averaged = [name for name, section in self.optimizers.items() if section.ema is not None]
+        averaged = []
+        for name, section in self.optimizers.items():
+            if section.ema is not None:
+                averaged.append(name)
         if averaged and common_average is not None:
             names = ", ".join(averaged)
             yield (

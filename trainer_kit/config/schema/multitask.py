@@ -135,7 +135,9 @@ class MultiTaskConfig(TaskConfig):
         }
         for config_values in task_values.values():
             config_values.pop("train_data", None)
-        values["task_routines"] = {name: task_values[name]} if name in task_values else task_values
+        if name in task_values:
+            task_values = {name: task_values[name]}
+        values["task_routines"] = task_values
         return values
 
     def rules(self) -> Iterator[tuple[str, str]]:

@@ -41,6 +41,7 @@ def describe_uneven_batch(batch: int, replicas: int, reason: str = "") -> str:
     """
     rest = batch % replicas
     lower_size = batch - rest
-    nearest = [str(size) for size in (lower_size, lower_size + replicas) if size]
+    upper_size = lower_size + replicas
+    nearest = [str(size) for size in (lower_size, upper_size) if size]
     problem = f"batch {batch} on {replicas} replicas{reason} leaves {rest} over"
     return f"{problem}; the nearest that can be shared equally: {' or '.join(nearest)}"

@@ -110,7 +110,9 @@ def is_configclass(cls: object) -> bool:
 
     A plain subclass of a config class was not.
     """
-    return isinstance(cls, type) and issubclass(cls, Section) and "__pydantic_fields__" in vars(cls)
+    if not isinstance(cls, type):
+        return False
+    return issubclass(cls, Section) and "__pydantic_fields__" in vars(cls)
 
 
 def has_several_sections(section_class: type[Section], value: Mapping[Any, Any]) -> bool:

@@ -33,5 +33,6 @@ def list_registered_names(gin: ModuleType) -> list[str]:
 def find_matching_names(gin: ModuleType, selector: str) -> list[str]:
     """Returns the complete selectors of all that is registered under a name or the end of it."""
     # The end of a selector begins after a dot, as in gin.
+    end = f".{selector}"
     names = list_registered_names(gin)
-    return [name for name in names if name == selector or name.endswith(f".{selector}")]
+    return [name for name in names if name == selector or name.endswith(end)]

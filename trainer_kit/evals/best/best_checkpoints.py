@@ -65,7 +65,9 @@ class BestCheckpoints:
         cls, exporter: BestCheckpoints | CheckpointExporter | None
     ) -> BestCheckpoints:
         """Returns the owner of a trainer's `checkpoint_exporter`, which may be one already."""
-        return exporter if isinstance(exporter, cls) else cls(exporter, {})
+        if isinstance(exporter, cls):
+            return exporter
+        return cls(exporter, {})
 
     def __iter__(self) -> Iterator[BestWeightsExporter]:
         if isinstance(self.primary, BestWeightsExporter):

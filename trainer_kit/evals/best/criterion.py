@@ -62,7 +62,9 @@ class Criterion:
         """Returns `record` as a candidate, or None when its metric is missing or not finite."""
         scalars = flatten_scalars(metrics, "|")
         value = scalars.get(self.metric, math.nan)
-        return ScoredEvaluation(step, value, record) if math.isfinite(value) else None
+        if math.isfinite(value):
+            return ScoredEvaluation(step, value, record)
+        return None
 
     def fold(self, candidates: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
         """Returns the kept `candidates`, in their order."""

@@ -71,7 +71,9 @@ def read_recorded_info(export_dir: str, step: int) -> BestInfo | None:
     info: Any = record.get("info")
     if not is_info(info):
         return None
-    return info if info["step"] == step else None
+    if info["step"] == step:
+        return info
+    return None
 
 
 def build_info(step: int, metrics: Mapping[str, object], metric: str) -> BestInfo:

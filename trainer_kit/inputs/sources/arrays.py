@@ -257,7 +257,8 @@ def compute_array_identity(arrays: Arrays) -> dict[str, Any]:
             content = sample.tobytes()
         checksum = zlib.crc32(content)
         shape = list(array.shape)
-        identity[f"array {number}"] = f"{array.dtype} {shape}, checksum {checksum:08x}"
+        name = f"array {number}"
+        identity[name] = f"{array.dtype} {shape}, checksum {checksum:08x}"
     return identity
 
 

@@ -146,7 +146,8 @@ def describe_function(function: object) -> str:
     """Returns a description such as "augment (task.py:12)". For an object, that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
-    function = inspect.unwrap(function) if callable(function) else function
+    if callable(function):
+        function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     name = name.rpartition("<locals>.")[2]
     code = getattr(function, "__code__", None)

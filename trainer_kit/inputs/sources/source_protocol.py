@@ -67,7 +67,9 @@ def get_data_identity(data: tf.data.Dataset | Source, key_suffix: str = "") -> d
             f"element_spec{key_suffix}": str(data.element_spec),
         }
     identity = getattr(data, "identity", None)
-    return dict(identity()) if callable(identity) else {}
+    if callable(identity):
+        return dict(identity())
+    return {}
 
 
 def call_build_inputs(

@@ -228,7 +228,9 @@ def check_methods(task: TaskLike, train: bool, evaluate: bool) -> None:
             parameters = _format_parameters(signature)
             expected = _format_parameters(inspect.signature(getattr(Task, name)))
             code = getattr(inspect.unwrap(method), "__code__", None)
-            place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "the task"
+            place = "the task"
+            if code is not None:
+                place = f"{code.co_filename}:{code.co_firstlineno}"
             raise TrainerKitError(
                 f"{place}: {type(task).__name__}.{name}{parameters} "
                 f"is called with {' and '.join(arguments)}: {problem}; "

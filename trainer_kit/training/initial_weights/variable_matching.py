@@ -96,7 +96,9 @@ def names_in_file(
         return num_fitting, len(paths), len(names)
 
     # The names as they are.
-    file_names = {name: name for name in file.shapes} if new_names is None else new_names
+    file_names = new_names
+    if file_names is None:
+        file_names = {name: name for name in file.shapes}
     namings = _namings(model, file)
     exact = _equal_names(namings, chosen, file_names, fit)
 
@@ -106,9 +108,11 @@ def names_in_file(
     ranked = _equal_names(ranked_namings, chosen, ranked_file_names, fit)
 
     names = exact
-    checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
+    checkpoint = None
+    if isinstance(file, TensorFlowFile) and file.has_graph:
+        checkpoint = file
     if not file.has_user_numbers:
-        ranks_agree = all(ranked.get(path) == name for path, name in exact.items())
+        ranks_agree = exact.items() <= ranked.items()
         if ranks_agree or (checkpoint and checkpoint.has_ranks):
             names = max(exact, ranked, key=fit)
 

@@ -123,7 +123,9 @@ def _containers(item: object) -> Iterator[tuple[str, Container]]:
 
 def _items(container: Container) -> dict[Any, Any] | list[Any]:
     """Returns a shallow copy of the contents of a container."""
-    return dict(container) if isinstance(container, dict) else list(container)
+    if isinstance(container, dict):
+        return dict(container)
+    return list(container)
 
 
 def _has_same_items(
@@ -325,8 +327,9 @@ def _reason(error: Exception) -> str:
 
     AutoGraph puts the error below its stack of places.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last_line = lines[-1] if lines else ""
+    message = str(error).strip()
+    lines = message.splitlines()
+    last_line = lines[-1].strip() if lines else ""
     kind = f"{type(error).__name__}: "
     text = last_line.removeprefix(kind)
     return text if isinstance(error, NotInGraph) else kind + text
@@ -372,7 +375,9 @@ def _specs(values: object) -> NestedSpec:
     """Returns the spec of each tensor in nested values. None stays None."""
 
     def get_spec(leaf: object) -> tf.TypeSpec | None:
-        return None if leaf is None else tf.type_spec_from_value(leaf)
+        if leaf is None:
+            return None
+        return tf.type_spec_from_value(leaf)
 
     return tf.nest.map_structure(get_spec, values)
 

@@ -138,7 +138,9 @@ class InterruptedLoop:
 
     def state(self) -> list[int] | None:
         """Returns the state for a checkpoint. None when no loop was interrupted."""
-        return list(self.steps) if self.steps else None
+        if self.steps:
+            return list(self.steps)
+        return None
 
     def restore(self, state: list[int] | None) -> None:
         """Restores the state of a checkpoint."""

@@ -135,7 +135,9 @@ class StopFlag:
     @property
     def seconds_since_request(self) -> float:
         """The seconds since this process was asked to stop. 0 if it was not."""
-        return time.monotonic() - self._requested_at if self._requested_at else 0.0
+        if not self._requested_at:
+            return 0.0
+        return time.monotonic() - self._requested_at
 
     @property
     def is_agreed(self) -> bool | None:

@@ -143,8 +143,10 @@ class MultiTaskMetrics(MetricSet):
 
         Runs eagerly, on the host.
         """
-        idle = [name for name in self._step_counts if not results[name][_STEPS]]
-        reported = {name: value for name, value in results.items() if name not in idle}
+        reported = dict(results)
+        for name in self._step_counts:
+            if not results[name][_STEPS]:
+                del reported[name]
 
         # The number of steps is whole, although the graph has returned a float.
         for name in self._step_counts.keys() & reported.keys():
