@@ -139,9 +139,9 @@ MISTAKES = [
         "'01' is not a setting; write a.b=c,d=e",
     ),
     _override(
-        "number for the learning rate",
-        "trainer.optimizer_config.learning_rate=0.01",
-        "as in trainer.optimizer_config.learning_rate.type=constant",
+        "unknown schedule by its name",
+        "trainer.optimizer_config.learning_rate=cosin",
+        "did you mean cosine",
     ),
     _override(
         "strategy as a bool", "runtime.distribution_strategy=false", "runtime.distribution_strategy"

@@ -111,7 +111,8 @@ def _sum_loops(records: Iterable[Mapping[str, Any]]) -> tuple[int, float]:
     steps = 0
     seconds = 0.0
     for record in records:
-        if record["kind"] == "train" and record["steps_per_second"] is not None:
-            steps += round(record["steps_per_second"] * record["seconds"])
+        rate = record.get("steps_per_second")
+        if record.get("kind") == "train" and rate is not None:
+            steps += round(rate * record["seconds"])
             seconds += record["seconds"]
     return steps, seconds

@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
+
+from typing_extensions import NotRequired
 
 from trainer_kit import files
 from trainer_kit.errors import (

@@ -47,7 +47,8 @@ class DeviceUsage:
         if examples_per_second is None:
             return fields
 
-        tokens = getattr(trainer.task, "tokens_per_example", 0)
+        task = getattr(trainer, "task", None)
+        tokens = getattr(task, "tokens_per_example", 0)
         if tokens:
             fields["tokens_per_second"] = tokens * examples_per_second
         peak = self._peak_flops or _find_gpu_peak()

@@ -103,7 +103,7 @@ class RunLog(logging.Handler):
         self._append(f"error: {text}")
 
     def _append(self, text: str) -> None:
-        record = logging.makeLogRecord({"msg": text})
+        record = logging.makeLogRecord({"msg": text, "levelno": logging.INFO})
         self.handle(record)
 
 
