@@ -145,3 +145,17 @@ def test_a_refused_start_leaves_no_log(tmp_path: Path) -> None:
         launch(config, "train_and_eval", str(tmp_path / "run"))
 
     assert not (tmp_path / "run").exists()
+
+
+def test_a_program_without_handlers_has_a_log_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.txt"
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+    with collect_log() as log:
+        log.start(str(path), str(tmp_path / "params.yaml"))
+        log.write(report(kind="train", step=5, metrics={"training_loss": 0.5}))
+
+    assert "train | step 5" in path.read_text()
