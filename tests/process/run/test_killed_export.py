@@ -32,7 +32,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ends = []
     with ForkServer([EXPERIMENT]) as server:
         # When the temporary folder is there, and when the SavedModel is written and compared.
-        for pattern in (".*.tmp", ".*.tmp/*/saved_model.pb"):
+        for pattern in (".*.tmp", ".*.tmp/new/*/saved_model.pb"):
             child = server.start("train", *arguments)
             while child.alive and not any((run / "export").glob(pattern)):
                 time.sleep(0.005)
