@@ -6,6 +6,7 @@ or from another program are never an error: the summary says so.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -250,7 +251,9 @@ def _read_files(folder: Path, damage: list[str]) -> RunSummary:
     updated = None
     if heartbeat is not None:
         steps.append(heartbeat["step"])
-        updated = datetime.fromisoformat(heartbeat["beat"])
+        # A damaged time does not hide the other values.
+        with contextlib.suppress(ValueError):
+            updated = datetime.fromisoformat(heartbeat["beat"])
     return RunSummary(
         folder=folder,
         state=state,

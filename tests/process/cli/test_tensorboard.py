@@ -51,24 +51,28 @@ def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> Non
     with subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if address := re.search(r"at (http://\S+/)", line):
-                break
-        text = "".join(lines)
-        assert address, text
-        assert re.search(r"job_1/checkpoints +running +7 ", text)
-        url = address[1]
-        assert url.startswith(("http://127.0.0.1:", "http://localhost:"))
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if address := re.search(r"at (http://\S+/)", line):
+                    break
+            text = "".join(lines)
+            assert address, text
+            assert re.search(r"job_1/checkpoints +running +7 ", text)
+            url = address[1]
+            assert url.startswith(("http://127.0.0.1:", "http://localhost:"))
 
-        wait_until(lambda: _read_runs(url) == {"job_1/logs/train"}, seconds=30)
-        _write_events(tmp_path / "job_2" / "logs" / "train")
-        wait_until(lambda: "job_2/logs/train" in _read_runs(url), seconds=30)
+            wait_until(lambda: _read_runs(url) == {"job_1/logs/train"}, seconds=30)
+            _write_events(tmp_path / "job_2" / "logs" / "train")
+            wait_until(lambda: "job_2/logs/train" in _read_runs(url), seconds=30)
 
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+        finally:
+            # Otherwise the context would wait for a server after a failure.
+            process.kill()
 
 
 @pytest.mark.parametrize(
