@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback, Run
+from trainer_kit.process.error_report import format_reason
 from trainer_kit.runtime.executor import SINGLE_THREADED
 from trainer_kit.telemetry.profile_window import parse_profile_steps
 from trainer_kit.training.loops.intervals import next_multiple
@@ -91,7 +92,8 @@ class Profile(Callback):
             tf.profiler.experimental.start(self._folder)
         except Exception as error:
             # The run is worth more than its trace.
-            _LOG.warning("no trace is written: %s", _describe_error(error))
+            reason, *_ = format_reason(error)
+            _LOG.warning("no trace is written: %s", reason)
         else:
             self._is_tracing = True
 
@@ -119,9 +121,8 @@ class Profile(Callback):
         try:
             tf.profiler.experimental.stop()
         except Exception as error:
-            _LOG.warning(
-                "the trace cannot be written in %s: %s", self._folder, _describe_error(error)
-            )
+            reason, *_ = format_reason(error)
+            _LOG.warning("the trace cannot be written in %s: %s", self._folder, reason)
             return
 
         folder = os.path.join(self._folder, "plugins", "profile")
@@ -131,9 +132,3 @@ class Profile(Callback):
             self._steps.last,
             folder,
         )
-
-
-def _describe_error(error: Exception) -> str:
-    """Returns the first line of an error's message."""
-    text = str(getattr(error, "message", None) or error)
-    return (text.splitlines() or [type(error).__name__])[0]

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
 from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.process.error_report import format_reason
 from trainer_kit.serving.inference_function import InferenceFunction, overrides
 
 Arrays = Mapping[str, np.ndarray]
@@ -106,7 +107,8 @@ outputs = model.signatures["serving_default"]({arguments})"""
             try:
                 archive.write_out(path, verbose=False)
             except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
-                raise OSError(error.message.splitlines()[0]) from error
+                reason, *_ = format_reason(error)
+                raise OSError(reason) from error
 
     def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the signature. See ExportFormat."""

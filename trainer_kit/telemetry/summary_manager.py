@@ -33,6 +33,7 @@ from trainer_kit.config.resolve import non_default_paths
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.process.error_report import format_reason
 from trainer_kit.telemetry.report import CHANGE, MACHINE_FIELDS, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
@@ -234,7 +235,7 @@ class SummaryManager:
         except tf.errors.OpError as error:
             path = os.path.join(self._directory or "", relative_path)
             folder = path.rstrip(os.sep)
-            reason = _describe_error(error)
+            reason, *_ = format_reason(error)
             raise StorageError(
                 f"no TensorBoard summary can be written in {folder}: {reason}"
             ) from error
@@ -413,14 +414,6 @@ def _parse_opening_second(name: str) -> int | None:
     if match is None:
         return None
     return int(match.group(1))
-
-
-def _describe_error(error: tf.errors.OpError) -> str:
-    """Returns the first line of TensorFlow's message without the names of its operations."""
-    lines = str(error.message).splitlines()
-    first_line = lines[0] if lines else ""
-    reason = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first_line)
-    return reason or type(error).__name__
 
 
 def _takes_step(manager: SummaryManagerLike) -> bool:

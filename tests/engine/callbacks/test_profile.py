@@ -145,7 +145,7 @@ def test_a_profiler_that_cannot_start_or_write_is_a_warning(
         _train(callbacks, 3)
 
     first, second = caplog.messages
-    assert first == "no trace is written: Another profiler is running."
+    assert first == "no trace is written: AlreadyExistsError: Another profiler is running."
     assert f"the trace cannot be written in {tmp_path / 'full'}" in second
 
 
