@@ -101,7 +101,8 @@ class RunSummary:
 
     def read_curve(self, metric: str) -> Sequence[Point]:
         """Returns the values of a metric: the loss of training, or any metric of evaluations."""
-        if metric != LOSS:
+        # Without a loss in the last report, the history has none or cannot be read.
+        if metric != LOSS or LOSS not in self.training:
             return self.evaluations.get(metric, ())
         points = []
         for report in read_active_history(self.folder / "metrics.jsonl"):

@@ -202,6 +202,11 @@ def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path: Path, name: str) ->
     assert len(_read_all(tmp_path).damage) == 1
 
 
+def test_a_folder_in_the_place_of_the_history_is_no_curve(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert read_run(tmp_path).read_curve("training_loss") == ()
+
+
 def test_runs_are_found_at_any_depth_but_not_within_runs(tmp_path: Path) -> None:
     for name in ("b/run", "a", "a/finetune-5", ".trash/old"):
         write_params(tmp_path / name)
