@@ -230,7 +230,9 @@ def _save_curves(
     axes = figure.add_subplot(xlabel="step", ylabel=metric)
     best_names = list(ranked_names)[:_MAX_CURVES]
     for name in best_names:
-        curve = dict(runs[name].read_curve(metric))
-        axes.plot(curve.keys(), curve.values(), ".-", label=name)
+        curve = runs[name].read_curve(metric)
+        steps = [point.step for point in curve]
+        values = [point.value for point in curve]
+        axes.plot(steps, values, ".-", label=name)
     figure.legend(loc="outside right upper", title="best first")
     save_picture(figure, "--plot", path)
