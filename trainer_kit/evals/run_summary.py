@@ -1,4 +1,4 @@
-"""Reads what the files of a run tell about it, for tables of many runs.
+"""Reads the state, config and metrics of a run from its files, for tables of many runs.
 
 It reads local files only, without TensorFlow, and writes nothing. Files that are missing, damaged
 or from another program are never an error: the summary says so.
@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_kit import __version__, files
-from trainer_kit.config.sources import yaml_loader
+from trainer_kit.config.serialize import parse_params
 from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError
 from trainer_kit.evals.ledger import active_records, read_records
 from trainer_kit.process.run_lock import (
     HEARTBEAT,
-    LOCK,
     Heartbeat,
     is_process_alive,
     read_heartbeat,
@@ -36,9 +35,6 @@ from trainer_kit.telemetry.scalars import LOSS, flatten_scalars
 # The ledger of the training run. The others are those of sidecars and of mode eval.
 VALIDATION = "validation.jsonl"
 
-# The states of a folder that is not the folder of a run.
-EMPTY = "empty"
-NOT_A_RUN = "not a run"
 # The states of a run that has ended as it should.
 FINISHED = "finished"
 STOPPED_EARLY = "stopped early"
@@ -48,9 +44,7 @@ _RUN_FILES = (
     "manifest.json",
     "metrics.jsonl",
     "final.json",
-    "attempts.jsonl",
     HEARTBEAT,
-    LOCK,
     "evals/*.jsonl",
     "ckpt-*.index",
 )
@@ -75,13 +69,12 @@ class RunSummary:
 
     Attributes:
       folder: The folder.
-      state: `starting`, `running`, `waiting`, `silent`, `killed`, `stopped`, `failed`, `diverged`,
-        `stopped early`, `finished`, `unknown`, or for a folder without a run `empty` or `not a
-        run`.
+      state: `starting`, `running`, `waiting`, `silent`, `killed`, `stopped`, `failed`, `stopped
+        early`, `finished`, `unknown`, or for a folder without a run `empty` or `not a run`.
       damage: Which files cannot be read, as short sentences.
       remarks: What else is unusual, such as why the run ended early, as short sentences.
       config: The name of the experiment and the values of params.yaml by dotted path.
-      step: The last step that any file tells.
+      step: The last step that a file tells. None if no file does.
       total_steps: The last step of the run. None if it is not known.
       metric: The metric that decides what is best. "" if the run has none.
       comparison: "higher" or "lower": which value of `metric` is better.
@@ -107,17 +100,11 @@ class RunSummary:
     updated: datetime | None = None
 
     def read_curve(self, metric: str) -> Sequence[Point]:
-        """Returns the values of a metric in evaluations, or of the loss in training."""
-        if metric == LOSS:
-            return self.read_training_curve(metric)
-        return self.evaluations.get(metric, ())
-
-    def read_training_curve(self, metric: str) -> list[Point]:
-        """Returns the values of a metric in the reports of training, [] if there are none."""
-        points: list[Point] = []
-        # The whole history is read only where the last report shows that it has the metric.
-        if metric not in self.training:
-            return points
+        """Returns the values of a metric: the loss of training, or any metric of evaluations."""
+        # Without a loss in the last report, the history has none or cannot be read.
+        if metric != LOSS or LOSS not in self.training:
+            return self.evaluations.get(metric, ())
+        points = []
         for report in read_active_history(self.folder / "metrics.jsonl"):
             metrics = report["metrics"]
             if report["kind"] == "train" and metric in metrics:
@@ -137,11 +124,7 @@ def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether the folder has any of the files that a run writes."""
-    for pattern in _RUN_FILES:
-        paths = folder.glob(pattern)
-        if any(paths):
-            return True
-    return False
+    return any(path for pattern in _RUN_FILES for path in folder.glob(pattern))
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -151,11 +134,8 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """
     for name, inner_names, _ in os.walk(folder):
         path = Path(name)
-        visible_names = []
-        for inner_name in sorted(inner_names):
-            if not inner_name.startswith("."):
-                visible_names.append(inner_name)
-        inner_names[:] = visible_names
+        visible_names = [inner for inner in inner_names if not inner.startswith(".")]
+        inner_names[:] = sorted(visible_names)
         if is_run_folder(path):
             # What is in a run belongs to it.
             inner_names.clear()
@@ -168,7 +148,7 @@ def read_run(folder: Path) -> RunSummary:
     try:
         if is_run_folder(folder):
             return _read_files(folder, damage)
-        state = NOT_A_RUN if os.listdir(folder) else EMPTY
+        state = "not a run" if os.listdir(folder) else "empty"
         return RunSummary(folder=folder, state=state)
     except Exception as error:
         # A folder or a value of another type may be in the place of any file or value.
@@ -181,10 +161,10 @@ def read_params(path: Path) -> dict[str, Any] | None:
     """Returns the sections in a params.yaml, None if it is missing or damaged."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml_loader.parse(text, path.name, is_trusted=True).values
+        params: dict[str, Any] = parse_params(text).values
     except (OSError, ValueError, ConfigError):
         return None
-    return values if isinstance(values, dict) else None
+    return params
 
 
 def flatten_config(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -232,6 +212,8 @@ def _read_files(folder: Path, damage: list[str]) -> RunSummary:
         remarks.append("it has no config (params.yaml)")
     if "stopped" in final:
         remarks.append(str(final["stopped"]))
+    if any(folder.glob("diverged/step-*.json")):
+        remarks.append("it has diverged; the reports are in its folder diverged")
 
     config = flatten_config(params)
     if "experiment" in manifest:
@@ -244,23 +226,21 @@ def _read_files(folder: Path, damage: list[str]) -> RunSummary:
         # A run that keeps no best is measured by its loss.
         metric = "validation_loss" if "validation_loss" in evaluations else LOSS
         comparison = "lower"
-    # A heartbeat may be older than the last report.
-    final_step = final.get("step", 0)
-    report_step = report.get("step", 0)
-    steps = [final_step, report_step]
     updated = None
     if heartbeat is not None:
-        steps.append(heartbeat["step"])
         # A damaged time does not hide the other values.
         with contextlib.suppress(ValueError):
             updated = datetime.fromisoformat(heartbeat["beat"])
+    # A heartbeat may be older than the last report.
+    sources = [final, report, heartbeat or {}]
+    steps = [int(source["step"]) for source in sources if "step" in source]
     return RunSummary(
         folder=folder,
         state=state,
         damage=damage,
         remarks=remarks,
         config=config,
-        step=max(steps),
+        step=max(steps, default=None),
         # The manifest has the steps that a number of epochs has become.
         total_steps=manifest.get("train_steps"),
         metric=metric,
@@ -298,17 +278,8 @@ def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, A
     ending = STOPPED_EARLY if "stopped" in final else FINISHED
     if heartbeat is None:
         return ending if final else "unknown"
-    if heartbeat["ended"] == "failed":
-        start = datetime.fromisoformat(heartbeat["started"])
-        start_seconds = start.timestamp()
-        for path in folder.glob("diverged/step-*.json"):
-            # The report of an earlier process may remain.
-            status = path.stat()
-            if status.st_mtime >= start_seconds:
-                return "diverged"
-        return "failed"
-    if heartbeat["ended"] == "stopped":
-        return "stopped"
+    if heartbeat["ended"] in ("stopped", "failed"):
+        return heartbeat["ended"]
     if heartbeat["ended"]:
         return ending
 

@@ -54,7 +54,6 @@ def test_the_state_comes_from_heartbeat_and_final_record(tmp_path: Path) -> None
         "killed": {"pid": dead.pid},
         "stopped": {"ended": "stopped"},
         "failed": {"ended": "failed"},
-        "diverged": {"ended": "failed"},
         "finished": {"ended": "done"},
         "stopped early": {"ended": "done"},
         "silent": {"host": "far", "pid": dead.pid},
@@ -64,11 +63,7 @@ def test_the_state_comes_from_heartbeat_and_final_record(tmp_path: Path) -> None
         if state == "silent":
             hour_ago = time.time() - 3600
             os.utime(path, (hour_ago, hour_ago))
-    for state in ("failed", "diverged"):
-        report = write_process(tmp_path / state / "diverged" / "step-9.json")
-        # The report of an earlier process, which began before 2026.
-        if state == "failed":
-            os.utime(report, (0, 0))
+    write_process(tmp_path / "failed" / "diverged" / "step-9.json")
     write_process(tmp_path / "stopped early" / "final.json", step=7, stopped="no progress")
     (tmp_path / "empty").mkdir()
     (tmp_path / "not a run").mkdir()
@@ -81,6 +76,9 @@ def test_the_state_comes_from_heartbeat_and_final_record(tmp_path: Path) -> None
         name: name for name in summaries
     }
     assert summaries["stopped early"].remarks[-1] == "no progress"
+    assert "it has diverged; the reports" in summaries["failed"].remarks[-1]
+    assert summaries["empty"].step is None
+    assert summaries["unknown"].step is None
     assert summaries["running"].updated is not None
 
 
@@ -138,7 +136,7 @@ def test_a_run_that_keeps_no_best_has_a_metric(
 def _read_all(folder: Path) -> RunSummary:
     run = read_run(folder)
     run.read_curve(run.metric)
-    run.read_training_curve("training_loss")
+    run.read_curve("training_loss")
     return run
 
 
@@ -202,6 +200,11 @@ def test_a_run_that_is_cut_anywhere_is_read(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir(parents=True)
     assert len(_read_all(tmp_path).damage) == 1
+
+
+def test_a_folder_in_the_place_of_the_history_is_no_curve(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert read_run(tmp_path).read_curve("training_loss") == ()
 
 
 def test_runs_are_found_at_any_depth_but_not_within_runs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
-from trainer_kit.cli.view.pictures import check_picture, save_picture
+from trainer_kit.cli.view.pictures import require_matplotlib, save_picture
 from trainer_kit.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _check(arguments: argparse.Namespace) -> None:
             " be above 0 and below the second, and the second finite"
         )
     if arguments.picture:
-        check_picture("--picture", arguments.picture)
+        require_matplotlib("--picture")
 
 
 def _print(rate_range: RateRange) -> None:
