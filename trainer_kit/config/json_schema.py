@@ -19,8 +19,8 @@ from trainer_kit.config.fields import (
     find_list_item_class,
     find_section_class,
     get_fields,
-    get_plain_members,
     is_section_mapping,
+    list_plain_members,
 )
 from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -101,9 +101,8 @@ class _SchemaBuilder:
             return _describe_value(section_class, name)
 
         alternatives: list[Schema] = []
-        plain_members = get_plain_members(annotation)
-        if plain_members:
-            adapter = TypeAdapter(plain_members)
+        for member in list_plain_members(annotation):
+            adapter = TypeAdapter(member)
             alternatives.append(adapter.json_schema())
 
         schema: Schema = {"type": "object", "properties": {}}

@@ -42,7 +42,6 @@ from trainer_kit.config.schema.section import (
     get_path_in_experiment,
     has_several_sections,
     is_configclass,
-    to_plain_data,
 )
 from trainer_kit.config.sources.layer import ConfigLayer, is_inside, join_keys, list_paths_inside
 from trainer_kit.errors import ConfigError, Mistake, suggest_names
@@ -211,9 +210,9 @@ class _Merger:
         """Merges values into a section, each checked against its field."""
         # The name of a branch comes before the settings of the branch.
         aliases = dict(section.config_class.aliases)
-        for alias in aliases:
+        for alias, name in aliases.items():
             if alias in values:
-                self._merge_alias(section, path, alias, values[alias])
+                self._merge_alias(section, path, alias, name, values[alias])
 
         for key, value in values.items():
             if key in aliases:
@@ -271,9 +270,10 @@ class _Merger:
             else:
                 self._set_leaf(section, name, value, value_path)
 
-    def _merge_alias(self, section: _Draft, path: str, alias: str, value: object) -> None:
+    def _merge_alias(
+        self, section: _Draft, path: str, alias: str, name: str, value: object
+    ) -> None:
         """Merges the value of an alias into its field, as a value with the alias's origin."""
-        name = dict(section.config_class.aliases)[alias]
         alias_path = join_keys(path, alias)
         field_path = join_keys(path, name)
         # Anything but a name is refused as a wrong name.
@@ -294,11 +294,12 @@ class _Merger:
 
         After a mistake it returns None.
         """
+        draft = current
+        if not isinstance(draft, _Draft):
+            draft = _Draft.from_value(current, config_class)
         if not isinstance(value, Mapping):
-            present_values = _get_plain_data(current) or {}
-            expanded = config_class.expand_short_form(value, present_values)
-            self.has_short_forms |= expanded is not value
-            value = expanded
+            value = config_class.expand_short_form(value, draft.values)
+            self.has_short_forms = True
         if not isinstance(value, Mapping):
             problem = f"{format_value(value)} is not a section"
             advice = suggest_fields(config_class, path, value)
@@ -310,9 +311,6 @@ class _Merger:
             self._add_mistake(path, "this experiment has no such section", advice)
             return None
 
-        draft = current
-        if not isinstance(draft, _Draft):
-            draft = _Draft.from_value(current, config_class)
         self.merge(draft, value, path)
         return draft
 
@@ -399,9 +397,7 @@ class _Merger:
         items: list[Any] = []
         for index, item in enumerate(value):
             if not isinstance(item, Section):
-                current = None
-                if present_items and merges:
-                    current = _Draft.from_value(present_items[index], config_class)
+                current = present_items[index] if merges else None
                 item_path = join_keys(path, index)
                 item = self._merge_section(current, config_class, item, item_path)
             items.append(item)
@@ -437,8 +433,14 @@ class _Merger:
             if not advice:
                 advice = suggest_correction(info.annotation, value, info.metadata)
             self._add_mistake(path, f"{format_value(value)} is not {allowed_values}", advice)
-        else:
-            self._set_origin(path)
+            return
+
+        self._set_origin(path)
+        # A choice has the section of its chosen branch, even without settings.
+        fields = get_fields(section.config_class)
+        if section.config_class.is_choice and name == "type" and value in fields:
+            choice_path, _, _ = path.rpartition(".")
+            self.merge(section, {value: {}}, choice_path)
 
     def _set_origin(self, path: str) -> None:
         self._remove_origins(path)
@@ -549,10 +551,3 @@ def _get_value_class(value: object) -> type[Section] | None:
     if isinstance(value, _Draft):
         return value.config_class
     return type(value) if isinstance(value, Section) else None
-
-
-def _get_plain_data(value: object) -> Any:
-    """Returns a section or a draft as plain nested dicts."""
-    if isinstance(value, _Draft):
-        return {name: _get_plain_data(item) for name, item in value.values.items()}
-    return to_plain_data(value)

@@ -184,9 +184,9 @@ class OneOfConfig(Config):
     @classmethod
     def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
         """Returns the mapping that a name, null or the value of a main field stands for."""
-        # A duration is text, too.
-        is_name = isinstance(value, str) and not value[:1].isdigit()
-        if value is None or is_name:
+        # A text that begins with a number is a duration, or a number in quotes.
+        begins_with_number = isinstance(value, str) and value.lstrip(" +-.")[:1].isdigit()
+        if value is None or isinstance(value, str) and not begins_with_number:
             return {"type": value}
 
         chosen = current.get("type")
@@ -200,14 +200,10 @@ class OneOfConfig(Config):
     @classmethod
     def find_main_field(cls, branch: Any) -> str:
         """Returns the name of the main field of the branch called `branch`, or ""."""
-        branches = cls.branches()
-        if branch not in branches:
-            return ""
-        fields = branches[branch].get_field_infos()
-        for name in cls.main_fields:
-            if name in fields:
-                return name
-        return ""
+        branch_class = cls.branches().get(branch, Config)
+        fields = branch_class.get_field_infos()
+        names = [name for name in cls.main_fields if name in fields]
+        return names[0] if names else ""
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:

@@ -36,7 +36,7 @@ class Section:
       path_in_experiment: The path of such a section in an experiment, for messages. If it is None,
         the name of the class stands for it.
       is_choice: Whether the class is a choice between branches, of which a field names one.
-      aliases: Pairs of a short name and a field that is a choice. The value of the short name
+      aliases: Pairs of a second name and a field that is a choice. The value of the second name
         chooses a branch of that field.
     """
 
@@ -52,7 +52,7 @@ class Section:
 
         Args:
           value: The value that is given for a section of this class. It is no mapping.
-          current: The present values of the section, as plain data.
+          current: The present values of the section.
         """
         del current
         return value
