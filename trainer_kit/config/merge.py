@@ -1,9 +1,9 @@
 """Merges layers of values into a config, and collects every mistake of every layer in one report.
 
-A later layer wins. Sections merge field by field; a short form of a section is expanded first, with
-what it has at that moment. Named sections, such as several sets in `task.validation_data`, merge
-name by name, and None removes one. Everything else is replaced as a whole: scalars, None, lists,
-and mappings that are values (`DataConfig.input_path`).
+A later layer wins. Sections merge field by field. A short form, such as a name in place of a
+section, is first expanded to a mapping. Named sections, such as several sets in
+`task.validation_data`, merge name by name, and None removes one. Everything else is replaced as a
+whole: scalars, None, lists, and mappings that are values (`DataConfig.input_path`).
 
 A value is checked against its own field as it is merged, so a mistake in one layer hides none in
 another. The rules across fields are checked once, on the result. The module has no side effects.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -111,11 +111,11 @@ def merge_layers(
 def create_section(
     config_class: type[Section], values: Mapping[str, object]
 ) -> tuple[Section | None, list[Mistake]]:
-    """Creates a section from values that pydantic refuses, since it knows no short forms.
+    """Creates a section from values with short forms, which pydantic itself refuses.
 
     Returns:
       The section, and the mistakes in the values, with their paths inside the section. The section
-      is None without a short form, and not usable if there are mistakes.
+      is not usable if there are mistakes, and None if there are neither mistakes nor short forms.
     """
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
@@ -126,12 +126,12 @@ def create_section(
     if not merger.mistakes:
         merger.merge(draft, defaults, "")
 
-    # Building the section adds the broken rules to the mistakes. Without a mistake or a short form,
-    # the caller reports what pydantic has found.
+    # Building the section adds the broken rules to the mistakes. If there was nothing to expand,
+    # pydantic would refuse the same values again.
     section = None
     if merger.mistakes or merger.has_short_forms:
         section = merger.build(draft, "")
-    return section, [replace(mistake, origin="") for mistake in merger.mistakes]
+    return section, merger.mistakes
 
 
 @dataclass
@@ -208,11 +208,11 @@ class _Merger:
 
     def merge(self, section: _Draft, values: Mapping[Any, Any], path: str) -> None:
         """Merges values into a section, each checked against its field."""
-        # The name of a branch comes before the settings of the branch.
+        # A choice by an alias comes before the settings of what it chooses.
         aliases = dict(section.config_class.aliases)
-        for alias, name in aliases.items():
+        for alias in aliases:
             if alias in values:
-                self._merge_alias(section, path, alias, name, values[alias])
+                self._merge_alias(section, path, alias, values[alias])
 
         for key, value in values.items():
             if key in aliases:
@@ -243,8 +243,8 @@ class _Merger:
             elif (
                 named_class is not None
                 and is_mapping
-                # A field that may be one section or several gets what the mapping looks like,
-                # unless it has several already.
+                # In a field that takes one section or several, the keys of the mapping decide,
+                # unless there are several already.
                 and (
                     section_class is None
                     or keeps_names
@@ -255,9 +255,9 @@ class _Merger:
                 self._merge_section_dict(section, name, item_class, value, value_path)
             elif (
                 section_class is not None
-                # Null is a short form in a field that is always a section.
+                # Null removes an optional section. A required choice takes it as a short form.
                 and (value is not None or info.annotation is section_class)
-                # The value may be the alternative in a field that takes a section or another type.
+                # Without a declared class, a value that is no mapping is of another type.
                 and (declared_class is not None or is_mapping)
             ):
                 draft = self._merge_section(current, section_class, value, value_path)
@@ -270,10 +270,9 @@ class _Merger:
             else:
                 self._set_leaf(section, name, value, value_path)
 
-    def _merge_alias(
-        self, section: _Draft, path: str, alias: str, name: str, value: object
-    ) -> None:
-        """Merges the value of an alias into its field, as a value with the alias's origin."""
+    def _merge_alias(self, section: _Draft, path: str, alias: str, value: object) -> None:
+        """Merges the value of an alias into the choice, with the origin of the alias."""
+        name = dict(section.config_class.aliases)[alias]
         alias_path = join_keys(path, alias)
         field_path = join_keys(path, name)
         # Anything but a name is refused as a wrong name.
@@ -292,7 +291,7 @@ class _Merger:
     ) -> _Draft | None:
         """Returns the draft of a section with the values of a mapping or of a short form.
 
-        After a mistake it returns None.
+        Returns None if the value is neither.
         """
         draft = current
         if not isinstance(draft, _Draft):
@@ -436,7 +435,7 @@ class _Merger:
             return
 
         self._set_origin(path)
-        # A choice has the section of its chosen branch, even without settings.
+        # The chosen branch always has a section, whose fields a source may name.
         fields = get_fields(section.config_class)
         if section.config_class.is_choice and name == "type" and value in fields:
             choice_path, _, _ = path.rpartition(".")

@@ -319,7 +319,6 @@ _LENGTHS = {
     "power_linear": "total_decay_steps",
     "one_cycle": "total_steps",
 }
-_WHOLE_RUN = "100 %"
 
 
 @configclass
@@ -375,7 +374,7 @@ class LrConfig(OpenOneOfConfig):
             return super().expand_short_form(value, current)
 
         length_field = _LENGTHS[name]
-        return {"type": name, name: {length_field: _WHOLE_RUN}}
+        return {"type": name, name: {length_field: "100 %"}}
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""
