@@ -120,11 +120,9 @@ def create_section(
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
-    merger.merge(draft, values, "")
-
     # A class that is made from the values of another program may have wrong defaults.
-    if not merger.mistakes:
-        merger.merge(draft, defaults, "")
+    merger.merge(draft, defaults, "")
+    merger.merge(draft, values, "")
 
     # Building the section adds the broken rules to the mistakes. If there was nothing to expand,
     # pydantic would refuse the same values again.

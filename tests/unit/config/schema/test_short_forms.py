@@ -139,6 +139,11 @@ def test_a_number_is_the_base_rate_of_the_chosen_schedule() -> None:
     assert changed.learning_rate.one_cycle.max_learning_rate == 2
 
 
+def test_a_schedule_with_defaults_needs_only_its_name() -> None:
+    section = OptimizationConfig(optimizer="sgd", schedule="constant")
+    assert section.learning_rate.constant.learning_rate == 0.1
+
+
 def test_the_schedule_that_is_chosen_already_keeps_its_settings() -> None:
     cosine = {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 7}}
     before = _optimization(optimizer="sgd", learning_rate=cosine)
@@ -241,6 +246,8 @@ def test_python_refuses_a_wrong_short_form_with_its_path() -> None:
         _optimization(schedule="cosin")
     with pytest.raises(ConfigError, match=r"OptimizationConfig.optimizer.type: 'adamww' is not"):
         OptimizationConfig(optimizer="adamww", learning_rate=0.1)
+    with pytest.raises(ConfigError, match=r"learning_rate.cosine.initial_learning_rate: is needed"):
+        OptimizationConfig(optimizer="sgd", schedule="cosine")
 
 
 def test_a_text_of_the_config_may_begin_with_the_home(
