@@ -120,6 +120,7 @@ def create_section(
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
+
     # A class that is made from the values of another program may have wrong defaults.
     merger.merge(draft, defaults, "")
     merger.merge(draft, values, "")

@@ -76,7 +76,8 @@ def _group_paths(config: ExperimentConfig) -> dict[str, list[str]]:
     for section_path, section_class, is_present in list_sections(config):
         if not is_present:
             continue
-        for name in (*get_fields(section_class), *dict(section_class.aliases)):
+        names = [*get_fields(section_class), *dict(section_class.aliases)]
+        for name in names:
             path = join_keys(section_path, name)
             paths = paths_by_name.setdefault(name, [])
             # A section stands for the fields of the same name in it, such as the base rate.
