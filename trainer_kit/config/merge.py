@@ -385,7 +385,7 @@ class _Merger:
         path: str,
     ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
-        present_items = parent.values.get(name)
+        present_items: Any = parent.values.get(name)
         merges = (
             parent.config_class.merges_values
             and isinstance(present_items, (list, tuple))
