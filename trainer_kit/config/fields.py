@@ -63,16 +63,14 @@ def find_dict_value_class(annotation: object) -> type[Section] | None:
     return find_section_class(value_type)
 
 
-def get_plain_members(annotation: object) -> Any:
-    """Returns the types without sections in them that a field allows beside a section, or None."""
+def list_plain_members(annotation: object) -> list[Any]:
+    """Returns the types without sections in them that a field allows beside a section."""
     members = []
     for member in _get_union_members(annotation):
         item_class = find_dict_value_class(member) or find_list_item_class(member)
         if not item_class and not find_section_class(member):
             members.append(member)
-    if not members:
-        return None
-    return Union[tuple(members)]  # noqa: UP007
+    return members
 
 
 def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[Any]:
@@ -149,20 +147,6 @@ def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     """
     sections = _walk_sections(type(config), config, "", ())
     return list(sections)
-
-
-def list_field_paths(config: Section) -> list[str]:
-    """Returns the dotted paths of all fields and aliases in the sections that are present."""
-    paths = []
-    for section_path, section_class, is_present in list_sections(config):
-        if not is_present:
-            continue
-        names = list(get_fields(section_class))
-        names += dict(section_class.aliases)
-        for name in names:
-            path = join_keys(section_path, name)
-            paths.append(path)
-    return paths
 
 
 def _get_union_members(annotation: object) -> list[Any]:

@@ -19,8 +19,8 @@ from trainer_kit.config.fields import (
     find_list_item_class,
     find_section_class,
     get_fields,
-    get_plain_members,
     is_section_mapping,
+    list_plain_members,
 )
 from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -50,7 +50,7 @@ class _SchemaBuilder:
     """Describes sections.
 
     Attributes:
-      definitions: The descriptions of classes of which the config has no section, by name.
+      definitions: The schemas of classes whose sections are not in the config, by class name.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class _SchemaBuilder:
         return {"anyOf": alternatives}
 
     def _describe_field(self, section_class: type[Section], name: str, value: object) -> Schema:
-        """Returns the schema of a field, whose present value gives the class."""
+        """Returns the schema of a field. A section has the class of its present value."""
         annotation = get_fields(section_class)[name].annotation
         field_class = find_section_class(annotation)
         named_class = find_dict_value_class(annotation)
@@ -101,9 +101,8 @@ class _SchemaBuilder:
             return _describe_value(section_class, name)
 
         alternatives: list[Schema] = []
-        plain_members = get_plain_members(annotation)
-        if plain_members:
-            adapter = TypeAdapter(plain_members)
+        for member in list_plain_members(annotation):
+            adapter = TypeAdapter(member)
             alternatives.append(adapter.json_schema())
 
         schema: Schema = {"type": "object", "properties": {}}
@@ -112,7 +111,7 @@ class _SchemaBuilder:
         elif field_class:
             schema = self._refer_to_class(field_class)
         if named_class:
-            # With several sections in one schema, a mistake is at its own path.
+            # One schema describes a single section and several, so a mistake is at its own path.
             new_schema = self._refer_to_class(named_class)
             schema["additionalProperties"] = {"anyOf": [new_schema, {"type": "null"}]}
             sections = value if is_section_mapping(value) else {}

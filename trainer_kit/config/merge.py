@@ -1,9 +1,9 @@
 """Merges layers of values into a config, and collects every mistake of every layer in one report.
 
-A later layer wins. Sections merge field by field; a short form of a section is expanded first, with
-what it has at that moment. Named sections, such as several sets in `task.validation_data`, merge
-name by name, and None removes one. Everything else is replaced as a whole: scalars, None, lists,
-and mappings that are values (`DataConfig.input_path`).
+A later layer wins. Sections merge field by field. A short form, such as a name in place of a
+section, is first expanded to a mapping. Named sections, such as several sets in
+`task.validation_data`, merge name by name, and None removes one. Everything else is replaced as a
+whole: scalars, None, lists, and mappings that are values (`DataConfig.input_path`).
 
 A value is checked against its own field as it is merged, so a mistake in one layer hides none in
 another. The rules across fields are checked once, on the result. The module has no side effects.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -42,7 +42,6 @@ from trainer_kit.config.schema.section import (
     get_path_in_experiment,
     has_several_sections,
     is_configclass,
-    to_plain_data,
 )
 from trainer_kit.config.sources.layer import ConfigLayer, is_inside, join_keys, list_paths_inside
 from trainer_kit.errors import ConfigError, Mistake, suggest_names
@@ -112,27 +111,26 @@ def merge_layers(
 def create_section(
     config_class: type[Section], values: Mapping[str, object]
 ) -> tuple[Section | None, list[Mistake]]:
-    """Creates a section from values that pydantic refuses, since it knows no short forms.
+    """Creates a section from values with short forms, which pydantic itself refuses.
 
     Returns:
       The section, and the mistakes in the values, with their paths inside the section. The section
-      is None without a short form, and not usable if there are mistakes.
+      is not usable if there are mistakes, and None if there are neither mistakes nor short forms.
     """
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
-    merger.merge(draft, values, "")
 
     # A class that is made from the values of another program may have wrong defaults.
-    if not merger.mistakes:
-        merger.merge(draft, defaults, "")
+    merger.merge(draft, defaults, "")
+    merger.merge(draft, values, "")
 
-    # Building the section adds the broken rules to the mistakes. Without a mistake or a short form,
-    # the caller reports what pydantic has found.
+    # Building the section adds the broken rules to the mistakes. If there was nothing to expand,
+    # pydantic would refuse the same values again.
     section = None
     if merger.mistakes or merger.has_short_forms:
         section = merger.build(draft, "")
-    return section, [replace(mistake, origin="") for mistake in merger.mistakes]
+    return section, merger.mistakes
 
 
 @dataclass
@@ -209,7 +207,7 @@ class _Merger:
 
     def merge(self, section: _Draft, values: Mapping[Any, Any], path: str) -> None:
         """Merges values into a section, each checked against its field."""
-        # The name of a branch comes before the settings of the branch.
+        # A choice by an alias comes before the settings of what it chooses.
         aliases = dict(section.config_class.aliases)
         for alias in aliases:
             if alias in values:
@@ -244,8 +242,8 @@ class _Merger:
             elif (
                 named_class is not None
                 and is_mapping
-                # A field that may be one section or several gets what the mapping looks like,
-                # unless it has several already.
+                # In a field that takes one section or several, the keys of the mapping decide,
+                # unless there are several already.
                 and (
                     section_class is None
                     or keeps_names
@@ -256,9 +254,9 @@ class _Merger:
                 self._merge_section_dict(section, name, item_class, value, value_path)
             elif (
                 section_class is not None
-                # Null is a short form in a field that is always a section.
+                # Null removes an optional section. A required choice takes it as a short form.
                 and (value is not None or info.annotation is section_class)
-                # The value may be the alternative in a field that takes a section or another type.
+                # Without a declared class, a value that is no mapping is of another type.
                 and (declared_class is not None or is_mapping)
             ):
                 draft = self._merge_section(current, section_class, value, value_path)
@@ -272,7 +270,7 @@ class _Merger:
                 self._set_leaf(section, name, value, value_path)
 
     def _merge_alias(self, section: _Draft, path: str, alias: str, value: object) -> None:
-        """Merges the value of an alias into its field, as a value with the alias's origin."""
+        """Merges the value of an alias into the choice, with the origin of the alias."""
         name = dict(section.config_class.aliases)[alias]
         alias_path = join_keys(path, alias)
         field_path = join_keys(path, name)
@@ -292,13 +290,14 @@ class _Merger:
     ) -> _Draft | None:
         """Returns the draft of a section with the values of a mapping or of a short form.
 
-        After a mistake it returns None.
+        Returns None if the value is neither.
         """
+        draft = current
+        if not isinstance(draft, _Draft):
+            draft = _Draft.from_value(current, config_class)
         if not isinstance(value, Mapping):
-            present_values = _get_plain_data(current) or {}
-            expanded = config_class.expand_short_form(value, present_values)
-            self.has_short_forms |= expanded is not value
-            value = expanded
+            value = config_class.expand_short_form(value, draft.values)
+            self.has_short_forms = True
         if not isinstance(value, Mapping):
             problem = f"{format_value(value)} is not a section"
             advice = suggest_fields(config_class, path, value)
@@ -310,9 +309,6 @@ class _Merger:
             self._add_mistake(path, "this experiment has no such section", advice)
             return None
 
-        draft = current
-        if not isinstance(draft, _Draft):
-            draft = _Draft.from_value(current, config_class)
         self.merge(draft, value, path)
         return draft
 
@@ -389,7 +385,7 @@ class _Merger:
         path: str,
     ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
-        present_items = parent.values.get(name)
+        present_items: Any = parent.values.get(name)
         merges = (
             parent.config_class.merges_values
             and isinstance(present_items, (list, tuple))
@@ -399,9 +395,7 @@ class _Merger:
         items: list[Any] = []
         for index, item in enumerate(value):
             if not isinstance(item, Section):
-                current = None
-                if present_items and merges:
-                    current = _Draft.from_value(present_items[index], config_class)
+                current = present_items[index] if merges else None
                 item_path = join_keys(path, index)
                 item = self._merge_section(current, config_class, item, item_path)
             items.append(item)
@@ -437,8 +431,14 @@ class _Merger:
             if not advice:
                 advice = suggest_correction(info.annotation, value, info.metadata)
             self._add_mistake(path, f"{format_value(value)} is not {allowed_values}", advice)
-        else:
-            self._set_origin(path)
+            return
+
+        self._set_origin(path)
+        # The chosen branch always has a section, whose fields a source may name.
+        fields = get_fields(section.config_class)
+        if section.config_class.is_choice and name == "type" and value in fields:
+            choice_path, _, _ = path.rpartition(".")
+            self.merge(section, {value: {}}, choice_path)
 
     def _set_origin(self, path: str) -> None:
         self._remove_origins(path)
@@ -549,10 +549,3 @@ def _get_value_class(value: object) -> type[Section] | None:
     if isinstance(value, _Draft):
         return value.config_class
     return type(value) if isinstance(value, Section) else None
-
-
-def _get_plain_data(value: object) -> Any:
-    """Returns a section or a draft as plain nested dicts."""
-    if isinstance(value, _Draft):
-        return {name: _get_plain_data(item) for name, item in value.values.items()}
-    return to_plain_data(value)

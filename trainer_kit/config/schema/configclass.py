@@ -100,7 +100,7 @@ class Config(Section):
                 try:
                     checked_init(self, *args, **values)
                 except ValidationError as error:
-                    # Short forms are expanded where the values of other sources are merged.
+                    # The values may have short forms, which the merge of all sources expands.
                     section, mistakes = create_section(type(self), values)
                     if section is None or mistakes or args:
                         mistakes = _collect_mistakes(args, mistakes, error)
@@ -138,9 +138,7 @@ class Config(Section):
         """
         config, _, mistakes = merge_layers(self, [ConfigLayer(changes)])
         if mistakes:
-            # A change has no origin that the user knows.
-            plain_mistakes = [dataclasses.replace(mistake, origin="") for mistake in mistakes]
-            raise FieldError(type(self), plain_mistakes)
+            raise FieldError(type(self), mistakes)
         return config
 
 
@@ -149,12 +147,12 @@ class OneOfConfig(Config):
 
     If `type` is None, nothing is chosen. The fields of the branches are optional sections.
 
-    In place of the section a config may name a branch, or give null for none. Any other plain value
-    is that of the main field of the chosen branch.
+    The section has short forms. The name of a branch chooses it, and null chooses none. Any other
+    plain value, such as a number or a duration, is set in the main field of the chosen branch.
 
     Attributes:
       main_fields: The names of main fields. The first that a branch has is its main field.
-      main_branch: The branch that such a value chooses if none is chosen.
+      main_branch: The branch that a number or a duration chooses if none is chosen.
     """
 
     is_choice = True
@@ -183,9 +181,9 @@ class OneOfConfig(Config):
 
     @classmethod
     def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
-        """Returns the mapping that a name, null or the value of a main field stands for."""
-        # A duration is text, too.
-        is_name = isinstance(value, str) and not value[:1].isdigit()
+        """Returns the mapping that a short form stands for."""
+        # A text that begins with a number is a duration, or a number in quotes.
+        is_name = isinstance(value, str) and not value.lstrip(" +-.")[:1].isdigit()
         if value is None or is_name:
             return {"type": value}
 
@@ -200,14 +198,10 @@ class OneOfConfig(Config):
     @classmethod
     def find_main_field(cls, branch: Any) -> str:
         """Returns the name of the main field of the branch called `branch`, or ""."""
-        branches = cls.branches()
-        if branch not in branches:
-            return ""
-        fields = branches[branch].get_field_infos()
-        for name in cls.main_fields:
-            if name in fields:
-                return name
-        return ""
+        branch_class = cls.branches().get(branch, Config)
+        fields = branch_class.get_field_infos()
+        names = [name for name in cls.main_fields if name in fields]
+        return names[0] if names else ""
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:

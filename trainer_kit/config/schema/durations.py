@@ -36,7 +36,7 @@ _WORDS: dict[str, tuple[str, Fraction]] = {
     **dict.fromkeys(("days", "day", "d"), (SECONDS, Fraction(86400))),
 }
 _EXAMPLES = {EPOCHS: "'3 epochs'", SHARE: "'20 %'", SECONDS: "'30 min'"}
-_DURATION_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d_]+|%)\s*")
+_DURATION_PATTERN = re.compile(r"\s*(\d*\.?\d+)\s*([^\W\d_]+|%)\s*")
 
 # A number of steps.
 Interval: TypeAlias = int | Fraction

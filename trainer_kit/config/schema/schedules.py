@@ -319,7 +319,6 @@ _LENGTHS = {
     "power_linear": "total_decay_steps",
     "one_cycle": "total_steps",
 }
-_WHOLE_RUN = "100 %"
 
 
 @configclass
@@ -368,14 +367,14 @@ class LrConfig(OpenOneOfConfig):
     def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
         """Returns the mapping that a short form stands for.
 
-        A schedule that is chosen by its name ends with the run.
+        A schedule that is chosen by its name ends with the run, unless it has settings already.
         """
-        is_chosen = value == current.get("type")
-        if is_chosen or not isinstance(value, str) or value not in _LENGTHS:
+        name = str(value)
+        if name not in _LENGTHS or current.get(name) is not None:
             return super().expand_short_form(value, current)
 
-        length_field = _LENGTHS[value]
-        return {"type": value, value: {length_field: _WHOLE_RUN}}
+        length_field = _LENGTHS[name]
+        return {"type": name, name: {length_field: "100 %"}}
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""

@@ -36,7 +36,7 @@ class Section:
       path_in_experiment: The path of such a section in an experiment, for messages. If it is None,
         the name of the class stands for it.
       is_choice: Whether the class is a choice between branches, of which a field names one.
-      aliases: Pairs of a short name and a field that is a choice. The value of the short name
+      aliases: Pairs of a second name and a field that is a choice. The value of the second name
         chooses a branch of that field.
     """
 
@@ -51,8 +51,8 @@ class Section:
         """Returns the mapping that a short form stands for, and any other value as it is.
 
         Args:
-          value: The value that is given for a section of this class. It is no mapping.
-          current: The present values of the section, as plain data.
+          value: The value that a source gives for the section. It is not a mapping.
+          current: The present values of the section, by the names of its fields.
         """
         del current
         return value
@@ -90,8 +90,9 @@ class FieldError(ConfigError):
     def __init__(self, config_class: type[Section], relative_mistakes: Sequence[Mistake]) -> None:
         self.relative_mistakes = tuple(relative_mistakes)
         place = get_path_in_experiment(config_class)
+        # Values in Python have no origin that the user knows.
         super().__init__(
-            dataclasses.replace(mistake, path=join_keys(place, mistake.path))
+            dataclasses.replace(mistake, path=join_keys(place, mistake.path), origin="")
             for mistake in relative_mistakes
         )
         if location := caller_location(_CONFIG_CLASS_MODULES):

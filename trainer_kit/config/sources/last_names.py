@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer_kit.config.allowed_values import NO_SUCH_KEY
-from trainer_kit.config.fields import get_fields, list_field_paths
+from trainer_kit.config.fields import get_fields, list_sections
 from trainer_kit.config.merge import merge_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.config_files import OVERRIDE_FLAG
-from trainer_kit.config.sources.layer import ConfigLayer, is_inside, unflatten_values
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.sources.layer import ConfigLayer, is_inside, join_keys, unflatten_values
 from trainer_kit.errors import Mistake, suggest_names
 
 
@@ -19,8 +19,8 @@ def find_last_names(
 ) -> tuple[list[ConfigLayer], list[Mistake]]:
     """Puts whole paths in place of last names, such as trainer.train_steps for train_steps.
 
-    The sections of an experiment are whole paths, and always win. What the layer itself sets by
-    whole paths counts first: with `learning_rate=0.1` it may also choose the schedule.
+    The sections of an experiment are whole paths, and never last names. The order of the values
+    does not matter: momentum=0.9,optimizer=sgd sets the momentum of sgd.
 
     Args:
       layer: The values of one --params_override.
@@ -33,47 +33,55 @@ def find_last_names(
     """
     sections = get_fields(type(config))
     names = [key for key in layer.values if str(key).isidentifier() and key not in sections]
-    if not names:
-        return [layer], []
-
     whole_paths = {key: value for key, value in layer.values.items() if key not in names}
-    first_layer = replace(layer, values=whole_paths)
-    layers = [first_layer]
-    below = [*previous_layers, first_layer]
-    # Mistakes in these layers are reported when all layers are merged.
-    current, _, _ = merge_layers(config, below)
-    paths_by_name = _group_paths(current)
+    layers = [replace(layer, values=whole_paths)]
+    paths_by_name: dict[str, list[str]] = {}
+
+    # One name may choose a branch, and the next one may be a field of that branch.
+    for _ in names:
+        # Mistakes in these layers are reported when all layers are merged.
+        current, _, _ = merge_layers(config, [*previous_layers, *layers])
+        paths_by_name = _group_paths(current)
+        layers = [replace(layer, values=whole_paths)]
+        for name, paths in paths_by_name.items():
+            if name not in names or len(paths) > 1:
+                continue
+            path = paths[0]
+            values = unflatten_values({path: layer.values[name]})
+            new_layer = ConfigLayer(values, {path: layer.find_origin(name)})
+
+            # The schedule comes before the base rate, which may be among the whole paths.
+            is_alias = name in dict(OptimizationConfig.aliases)
+            position = 0 if is_alias else len(layers)
+            layers.insert(position, new_layer)
 
     mistakes = []
     for name in names:
         paths = paths_by_name.get(name, [])
-        origin = layer.find_origin(name) or OVERRIDE_FLAG
         if len(paths) == 1:
-            path = paths[0]
-            value = layer.values[name]
-            values = unflatten_values({path: value})
-            new_layer = ConfigLayer(values, {path: origin})
-            layers.append(new_layer)
             continue
-
         problem = "several fields have this name; write the whole path"
         advice = suggest_names("", paths, max_listed=5)
         if not paths:
             problem = NO_SUCH_KEY
             advice = suggest_names(name, list(paths_by_name), max_listed=5)
-        mistake = Mistake(name, problem, advice, origin)
+        mistake = Mistake(name, problem, advice, layer.find_origin(name))
         mistakes.append(mistake)
     return layers, mistakes
 
 
 def _group_paths(config: ExperimentConfig) -> dict[str, list[str]]:
-    """Returns the paths that each last name may stand for."""
+    """Returns the paths that each last name may stand for, outer sections first."""
     paths_by_name: dict[str, list[str]] = {}
-    for path in list_field_paths(config):
-        *_, name = path.split(".")
-        paths = paths_by_name.setdefault(name, [])
-        # A section stands for the fields of the same name in it, such as the base learning rate.
-        is_covered = any(is_inside(path, section) for section in paths)
-        if not is_covered:
-            paths.append(path)
+    for section_path, section_class, is_present in list_sections(config):
+        if not is_present:
+            continue
+        names = [*get_fields(section_class), *dict(section_class.aliases)]
+        for name in names:
+            path = join_keys(section_path, name)
+            paths = paths_by_name.setdefault(name, [])
+            # A section stands for the fields of the same name in it, such as the base rate.
+            is_covered = any(is_inside(path, section) for section in paths)
+            if not is_covered:
+                paths.append(path)
     return paths_by_name

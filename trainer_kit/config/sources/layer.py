@@ -52,7 +52,10 @@ def insert_value(values: dict[str, Any], path: str, value: object) -> str:
         inner_values = values.setdefault(section, {})
         if not isinstance(inner_values, dict):
             section_path = join_keys(*sections[:depth])
-            return f"cannot be set: {section_path} itself is set to a value"
+            return (
+                f"cannot be set: {section_path} itself is set to a value"
+                f" (a choice is also set by {section_path}.type)"
+            )
         values = inner_values
 
     if name in values:

@@ -13,10 +13,12 @@ from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.registration import register_schedule
 from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
 from trainer_kit.config.schema.configclass import Config, configclass
+from trainer_kit.config.schema.durations import Duration
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
+from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError
 
 SECTION = "trainer.optimizer_config"
@@ -89,6 +91,27 @@ def test_every_source_expands_short_forms_to_the_same_params(name: str, tmp_path
     assert from_yaml(expected, base) == configs["long"]
 
 
+def test_short_forms_may_be_in_any_order(name: str, tmp_path: Path) -> None:
+    base = resolve_config(name, ConfigSources()).config
+    expected = to_yaml(base.replace(trainer={"optimizer_config": LONG}))
+    file = tmp_path / "short.yaml"
+
+    for items in itertools.permutations(SHORT.items()):
+        values = dict(items)
+        file.write_text(yaml_loader.dump({"trainer": {"optimizer_config": values}}))
+        bindings = tuple(f"OptimizationConfig.{key} = {value!r}" for key, value in items)
+        last_names = ",".join(f"{key}={value}" for key, value in items)
+        paths = ",".join(f"{SECTION}.{key}={value}" for key, value in items)
+        for sources in (
+            ConfigSources(config_files=(str(file),)),
+            ConfigSources(gin_params=bindings),
+            ConfigSources(params_overrides=(last_names,)),
+            ConfigSources(params_overrides=(paths,)),
+        ):
+            assert to_yaml(resolve_config(name, sources).config) == expected, sources
+        assert to_yaml(base.replace(trainer={"optimizer_config": values})) == expected, values
+
+
 def test_expanded_values_have_the_line_of_their_short_form(name: str, tmp_path: Path) -> None:
     file = tmp_path / "short.yaml"
     file.write_text(YAML)
@@ -116,6 +139,11 @@ def test_a_number_is_the_base_rate_of_the_chosen_schedule() -> None:
     assert changed.learning_rate.one_cycle.max_learning_rate == 2
 
 
+def test_a_schedule_with_defaults_needs_only_its_name() -> None:
+    section = OptimizationConfig(optimizer="sgd", schedule="constant")
+    assert section.learning_rate.constant.learning_rate == 0.1
+
+
 def test_the_schedule_that_is_chosen_already_keeps_its_settings() -> None:
     cosine = {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 7}}
     before = _optimization(optimizer="sgd", learning_rate=cosine)
@@ -134,6 +162,11 @@ def test_a_warm_up_takes_steps_or_a_duration_of_any_form() -> None:
     changed = _optimization(warmup=polynomial).replace(warmup="2 epochs").warmup
     assert (changed.type, changed.polynomial.power) == ("polynomial", 2.0)
     assert changed.polynomial.warmup_steps == "2 epochs"
+
+    for text in (".5 epochs", " 5 %", "0.5 epochs"):
+        assert _optimization(warmup=text).warmup.linear.warmup_steps == text
+    halves = [Duration.parse(text) for text in (".5 epochs", "0.5 epochs")]
+    assert [half.amount for half in halves if half] == [0.5, 0.5]
 
 
 def test_null_switches_off_a_choice_as_it_does_a_section() -> None:
@@ -182,6 +215,7 @@ MISTAKES = {
     "warmup: 5 stepz": ("warmup.linear.warmup_steps", "a duration such as '3 epochs'"),
     "warmup: 120 %": ("warmup.linear.warmup_steps", "at most 100 %"),
     "warmup: 5 min": ("warmup.linear.warmup_steps", "'5 min' is not a whole number"),
+    "warmup: -.5 epochs": ("warmup.linear.warmup_steps", "'-.5 epochs' is not a whole number"),
     "warmup: [5]": ("warmup.linear.warmup_steps", "[5] is not a whole number"),
     "schedul: cosine": ("schedul", "did you mean trainer.optimizer_config.schedule?"),
 }
@@ -212,6 +246,8 @@ def test_python_refuses_a_wrong_short_form_with_its_path() -> None:
         _optimization(schedule="cosin")
     with pytest.raises(ConfigError, match=r"OptimizationConfig.optimizer.type: 'adamww' is not"):
         OptimizationConfig(optimizer="adamww", learning_rate=0.1)
+    with pytest.raises(ConfigError, match=r"learning_rate.cosine.initial_learning_rate: is needed"):
+        OptimizationConfig(optimizer="sgd", schedule="cosine")
 
 
 def test_a_text_of_the_config_may_begin_with_the_home(

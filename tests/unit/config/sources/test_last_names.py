@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,60 @@ def test_whole_paths_win_and_count_first() -> None:
 
     # A section of an experiment is never the last name of another field.
     assert _resolve("runtime={virtual_cpus: 2}").runtime.virtual_cpus == 2
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (
+            ["optimizer=sgd", "momentum=0.9", "learning_rate=0.1", "schedule=cosine", "alpha=0.5"],
+            "{optimizer: {type: sgd, sgd: {momentum: 0.9}}, learning_rate: {type: cosine, cosine:"
+            " {initial_learning_rate: 0.1, decay_steps: 100 %, alpha: 0.5}}}",
+        ),
+        (
+            ["schedule=exponential", "initial_learning_rate=1", "decay_rate=0.9", "decay_steps=5"],
+            "{learning_rate: {type: exponential, exponential:"
+            " {initial_learning_rate: 1, decay_rate: 0.9, decay_steps: 5}}}",
+        ),
+        (
+            [
+                "warmup=.5 epochs",
+                "warmup_learning_rate=0.1",
+                "ema={start_step: 5}",
+                "trainable_weights_only=false",
+            ],
+            "{warmup: {linear: {warmup_steps: .5 epochs, warmup_learning_rate: 0.1}, type: linear},"
+            " ema: {start_step: 5, trainable_weights_only: false}}",
+        ),
+        (
+            ["learning_rate=0.5", f"{SECTION}.schedule=one_cycle", "pct_start=0.1"],
+            "{learning_rate: {type: one_cycle, one_cycle:"
+            " {max_learning_rate: 0.5, total_steps: 100 %, pct_start: 0.1}}}",
+        ),
+        (
+            ["schedule=one_cycle", f"{SECTION}.learning_rate=0.5"],
+            "{learning_rate: {type: one_cycle, one_cycle:"
+            " {max_learning_rate: 0.5, total_steps: 100 %}}}",
+        ),
+        (
+            [
+                "learning_rate=cosine",
+                f"{SECTION}.learning_rate.cosine={{decay_steps: 7}}",
+                "initial_learning_rate=1",
+            ],
+            "{learning_rate: {type: cosine, cosine: {initial_learning_rate: 1, decay_steps: 7}}}",
+        ),
+        (
+            ["nesterov=true", "sgd={momentum: 0.9}", f"{SECTION}.optimizer=sgd"],
+            "{optimizer: {type: sgd, sgd: {momentum: 0.9, nesterov: true}}}",
+        ),
+    ],
+)
+def test_the_order_of_an_override_changes_nothing(short: list[str], long: str) -> None:
+    expected = _resolve(f"{SECTION}={long}")
+
+    for parts in itertools.permutations(short):
+        assert _resolve(",".join(parts)) == expected, parts
 
 
 def test_several_fields_of_a_name_are_listed() -> None:
