@@ -241,7 +241,7 @@ class RunLock:
         trace: TracebackType | None,
     ) -> None:
         remove_files = error is not None and not self.is_recorded()
-        self.release(_get_end_state(error), remove_files=remove_files)
+        self.release(get_end_state(error), remove_files=remove_files)
 
     def is_recorded(self) -> bool:
         """Whether there is something to resume, so that lock and heartbeat stay after an error."""
@@ -486,7 +486,8 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _get_end_state(error: BaseException | None) -> EndState:
+def get_end_state(error: BaseException | None) -> EndState:
+    """Returns how a run ended that `error` has left. None: it ended without an error."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "done"
     if isinstance(error, SystemExit):
