@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trainer_kit import files
@@ -122,12 +121,7 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
         """Continues as another run of the tracker, since files of the run have gone back."""
         self._is_rewound.set()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Copies the last reports, and ends the run in the tracker."""
         if self._thread is None:
             return
@@ -166,8 +160,7 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
 
         # The step and kind of the last report that each run of the tracker has got.
         tracked_id = self._tracked_id
-        folder = self._directory / "trackers"
-        positions_path = folder / f"{self.name}.json"
+        positions_path = self._directory / "trackers" / f"{self.name}.json"
         positions = files.read_json(positions_path) or {}
         position = positions.get(tracked_id, [-1, ""])
         history_path = self._directory / "metrics.jsonl"
