@@ -54,7 +54,8 @@ class Heartbeat(TypedDict):
       phase: The phase of the process.
       beat: The time of the heartbeat.
       ended: How the run ended. None while the process lives, and after a kill.
-      earlier: The last heartbeats of earlier processes of the run, the oldest first.
+      earlier: The last heartbeats of earlier processes of the run, the oldest first. Each has about
+        200 bytes, so the file of a run with a thousand attempts has 0.2 MB.
     """
 
     host: str
