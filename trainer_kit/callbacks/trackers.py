@@ -314,16 +314,15 @@ class MLflowTracker(_PackagedTracker):
             new_run = client.create_run(experiment_id, tags=tags, run_name=tracked_run.name)
             runs = [new_run]
         (mlflow_run,) = runs
-        run_id = mlflow_run.info.run_id
         self._client = client
-        self._run_id = run_id
-        client.update_run(run_id, status="RUNNING")
+        self._run_id = mlflow_run.info.run_id
+        client.update_run(self._run_id, status="RUNNING")
 
         # MLflow refuses to change them.
         if not mlflow_run.data.params:
             config = tracked_run.config.items()
             params = [Param(path, str(value)) for path, value in config]
-            client.log_batch(run_id, params=params)
+            client.log_batch(self._run_id, params=params)
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs the numbers of all reports in few requests."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -51,7 +50,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
     return {"git": git_state, "modules": hashes}
 
 
-def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_git_state(folder: Path) -> dict[str, Any]:
     """Returns the commit of the repository around `folder`, and whether its files have changed.
 
     Files that git does not track do not count. Writes nothing to the repository.

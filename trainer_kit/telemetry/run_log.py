@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import socket
 import sys
 import time
 from collections import deque
@@ -43,17 +42,16 @@ class RunLog(logging.Handler):
     def start(self, path: str, record_path: str) -> None:
         """Sets the file of the log.
 
-        A line with the time, the host and the command comes before all others.
+        A line with the time and the command comes before all others. Manifest and heartbeat name
+        the host.
 
         Args:
           path: The path of the log, a local one.
           record_path: A file that exists as soon as there is a run to log.
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        host = socket.gethostname()
-        process = os.getpid()
         command = shlex.join(sys.argv)
-        header = f"--- {now} on {host}, process {process}: {command}\n"
+        header = f"--- {now}: {command}\n"
         self._waiting_lines.appendleft(header)
         self.path = path
         self._record_path = record_path
