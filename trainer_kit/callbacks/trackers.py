@@ -1,17 +1,20 @@
-"""Trackers: copy the reports of a run to Weights & Biases, MLflow or Trackio, as callbacks.
+"""Trackers: callbacks that copy the reports of a run to Weights & Biases, MLflow or Trackio.
 
-A tracker follows metrics.jsonl in a thread. That file has each report once, in the order of steps,
-also after a kill. So a tracker continues after the last report that it has copied, and what a
-failure has kept from it follows later.
+A tracker reads metrics.jsonl in a thread. This file contains each report once, in the order of
+steps, even after a kill. The tracker records the last report that it has copied. After a failure
+or a restart it continues with the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,18 +23,21 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.serialize import parse_params
-from trainer_kit.errors import PreemptedError, UsageError
+from trainer_kit.errors import UsageError
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import read_manifest
+from trainer_kit.process.run_lock import EndState, get_end_state
 from trainer_kit.telemetry.metrics_jsonl import read_reports_from
-from trainer_kit.telemetry.report import CHANGE, Report
+from trainer_kit.telemetry.report import CHANGE
 
 _LOG = logging.getLogger(__name__)
 
-# The time between two looks into metrics.jsonl, whose new reports are copied together.
+# The time between two reads of metrics.jsonl. New reports are copied together.
 _WAIT_SECONDS = 1.0
 # The wait after a failure. The libraries repeat requests themselves.
 _RETRY_SECONDS = 300.0
+# The longest time that a run waits for a tracker at its end. A preempted machine is soon gone.
+_END_SECONDS: dict[EndState, float] = {"done": 60.0, "failed": 60.0, "stopped": 5.0}
 
 
 @dataclass(frozen=True)
@@ -59,27 +65,28 @@ class TrackedRun:
     folder: str
 
 
-class Tracker(Callback):
+class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
     """Copies the reports of a training run to another program.
 
     Subclasses implement `start`, `log` and `finish`, which are called in a thread. An error in them
     causes one warning. The tracker is tried again every five minutes, at the end of the run and at
     its next start, and then gets what is missing. It never ends or delays the training. At its end
-    the run waits up to a minute for the tracker.
+    the run waits up to a minute for the tracker, and after a preemption or Ctrl-C five seconds.
 
-    Runs on the host, on the chief, in modes that train.
+    The run enters the tracker as a context, and leaves it once all reports are on the disk. Runs on
+    the host, on the chief, in modes that train.
     """
 
     name: str = "tracker"
     required = False
-    # The longest time that the run waits at its end.
-    timeout_seconds = 60.0
     _thread: threading.Thread | None = None
+    _end_state: EndState
 
+    @abstractmethod
     def start(self, tracked_run: TrackedRun) -> None:
         """Starts or continues the run in the tracker."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Stores reports of training loops and evaluations in the tracker.
 
@@ -87,15 +94,14 @@ class Tracker(Callback):
           reports: (global step, numbers) in the order of steps. Numbers have names such as
             train/training_loss and validation/accuracy. A step may occur twice, with an evaluation.
         """
-        raise NotImplementedError
 
-    def finish(self, status: str) -> None:
+    @abstractmethod
+    def finish(self, end_state: EndState) -> None:
         """Ends the run in the tracker.
 
         Args:
-          status: "finished", "failed", or "stopped" if the run continues later or as another.
+          end_state: "done", "failed", or "stopped" if the run continues later or as another.
         """
-        raise NotImplementedError
 
     def train_begin(self, run: Run) -> None:
         """Begins to copy reports."""
@@ -105,7 +111,6 @@ class Tracker(Callback):
         self._directory = Path(run.directory)
         # The identity of the started run. "" before the start.
         self._tracked_id = ""
-        self._status = "stopped"
         self._has_warned = False
         self._is_rewound = threading.Event()
         self._is_closing = threading.Event()
@@ -116,28 +121,13 @@ class Tracker(Callback):
         """Continues as another run of the tracker, since files of the run have gone back."""
         self._is_rewound.set()
 
-    def run_end(self, run: Run) -> None:
-        """Remembers whether an error ends the run."""
-        is_stopped = isinstance(run.error, PreemptedError)
-        if isinstance(run.error, Exception) and not is_stopped:
-            self._status = "failed"
-
-    def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
-        """Remembers that the run has finished."""
-        self._status = "finished"
-
-    def write(self, report: Report) -> None:
-        """Does nothing, since the thread reads the report from metrics.jsonl."""
-
-    def flush(self) -> None:
-        """Does nothing, since metrics.jsonl keeps what the tracker has not copied yet."""
-
-    def close(self) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Copies the last reports, and ends the run in the tracker."""
         if self._thread is None:
             return
+        self._end_state = get_end_state(error)
         self._is_closing.set()
-        self._thread.join(self.timeout_seconds)
+        self._thread.join(_END_SECONDS[self._end_state])
         if self._thread.is_alive():
             _LOG.warning("%s is not ready yet; the next start copies what is missing", self.name)
         self._thread = None
@@ -152,7 +142,7 @@ class Tracker(Callback):
             try:
                 self._copy_new_reports()
                 if is_last_pass:
-                    self.finish(self._status)
+                    self.finish(self._end_state)
             # Libraries may even raise SystemExit.
             except BaseException as error:
                 wait_seconds = _RETRY_SECONDS
@@ -170,8 +160,7 @@ class Tracker(Callback):
 
         # The step and kind of the last report that each run of the tracker has got.
         tracked_id = self._tracked_id
-        folder = self._directory / "trackers"
-        positions_path = folder / f"{self.name}.json"
+        positions_path = self._directory / "trackers" / f"{self.name}.json"
         positions = files.read_json(positions_path) or {}
         position = positions.get(tracked_id, [-1, ""])
         history_path = self._directory / "metrics.jsonl"
@@ -227,7 +216,7 @@ class Tracker(Callback):
 
 
 class _PackagedTracker(Tracker):
-    """A tracker by an optional package, which has its name."""
+    """A tracker that needs the optional package of its name."""
 
     def __post_init__(self) -> None:
         """Raises UsageError unless the package is installed. It is not imported."""
@@ -280,9 +269,9 @@ class WandbTracker(_PackagedTracker):
             row = {**numbers, "step": step}
             self._run.log(row)
 
-    def finish(self, status: str) -> None:
+    def finish(self, end_state: EndState) -> None:
         """Waits until everything is uploaded, and ends the run."""
-        has_failed = status == "failed"
+        has_failed = end_state == "failed"
         self._run.finish(exit_code=int(has_failed))
 
 
@@ -325,16 +314,15 @@ class MLflowTracker(_PackagedTracker):
             new_run = client.create_run(experiment_id, tags=tags, run_name=tracked_run.name)
             runs = [new_run]
         (mlflow_run,) = runs
-        run_id = mlflow_run.info.run_id
         self._client = client
-        self._run_id = run_id
-        client.update_run(run_id, status="RUNNING")
+        self._run_id = mlflow_run.info.run_id
+        client.update_run(self._run_id, status="RUNNING")
 
         # MLflow refuses to change them.
         if not mlflow_run.data.params:
             config = tracked_run.config.items()
             params = [Param(path, str(value)) for path, value in config]
-            client.log_batch(run_id, params=params)
+            client.log_batch(self._run_id, params=params)
 
     def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
         """Logs the numbers of all reports in few requests."""
@@ -350,11 +338,10 @@ class MLflowTracker(_PackagedTracker):
                 metrics.append(metric)
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def finish(self, status: str) -> None:
+    def finish(self, end_state: EndState) -> None:
         """Sets the status FINISHED, FAILED, or KILLED."""
-        statuses = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-        mlflow_status = statuses[status]
-        self._client.set_terminated(self._run_id, mlflow_status)
+        statuses = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+        self._client.set_terminated(self._run_id, statuses[end_state])
 
 
 @dataclass(eq=False)
@@ -387,6 +374,20 @@ class TrackioTracker(_PackagedTracker):
         for step, numbers in reports:
             self._run.log(numbers, step)
 
-    def finish(self, status: str) -> None:
+    def finish(self, end_state: EndState) -> None:
         """Waits until everything is stored, and ends the run."""
         self._run.finish()
+
+
+def warn_of_autologging() -> None:
+    """Logs a warning if MLflow's autologging is on, since it logs nothing of a run.
+
+    Runs on the host.
+    """
+    # The module exists if the program has imported it.
+    autologging = sys.modules.get("mlflow.utils.autologging_utils")
+    if autologging is not None and not autologging.autologging_is_disabled("tensorflow"):
+        _LOG.warning(
+            "mlflow.tensorflow.autolog() logs Keras's own fit, and nothing of this run; give the"
+            " run the callback trainer_kit.callbacks.trackers.MLflowTracker()"
+        )

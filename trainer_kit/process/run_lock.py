@@ -54,7 +54,8 @@ class Heartbeat(TypedDict):
       phase: The phase of the process.
       beat: The time of the heartbeat.
       ended: How the run ended. None while the process lives, and after a kill.
-      earlier: The last heartbeats of earlier processes of the run, the oldest first.
+      earlier: The last heartbeats of earlier processes of the run, the oldest first. Each has about
+        200 bytes, so the file of a run with a thousand attempts has 0.2 MB.
     """
 
     host: str
@@ -241,7 +242,7 @@ class RunLock:
         trace: TracebackType | None,
     ) -> None:
         remove_files = error is not None and not self.is_recorded()
-        self.release(_get_end_state(error), remove_files=remove_files)
+        self.release(get_end_state(error), remove_files=remove_files)
 
     def is_recorded(self) -> bool:
         """Whether there is something to resume, so that lock and heartbeat stay after an error."""
@@ -486,7 +487,8 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _get_end_state(error: BaseException | None) -> EndState:
+def get_end_state(error: BaseException | None) -> EndState:
+    """Returns how a run ended that `error` has left. None: it ended without an error."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "done"
     if isinstance(error, SystemExit):

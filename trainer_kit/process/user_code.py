@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,40 +15,42 @@ _GIT_TIMEOUT_SECONDS = 5.0
 
 
 def describe_code(task_class: type) -> dict[str, Any]:
-    """Returns what the manifest records of the user's code.
+    """Returns the git commit and the hashes of modules, for the manifest.
 
-    The modules are those that are imported by now, that are neither installed nor part of Python or
-    trainer_kit, and that lie below the folder from which the module of the task is imported. For a
-    task of trainer_kit or an installed package it is the folder of the main program, and in a
-    notebook the working directory. Their names are relative to this folder. A cell of a notebook
-    has no file and is not recorded.
+    The modules are all that the process has imported from source files of the user, and the main
+    program. Installed packages, Python and trainer_kit do not count, since the manifest has their
+    versions, and neither does a cell of a notebook.
 
     Args:
       task_class: The class of the task.
 
     Returns:
-      `git`: the commit of the code, and whether files in its repository have changed since. Empty
-      without git. `modules`: a hash of each file by its name.
+      `git`: what `read_git_state` returns for the folder of the task's module. For a task in a
+      notebook or of an installed package it is the working directory. `modules`: a hash of each
+      source file by the name of its module.
     """
-    paths = _find_user_files()
-    root = Path.cwd()
-    for module_name in ("__main__", task_class.__module__):
-        if module_name in paths:
-            depth = module_name.count(".")
-            root = paths[module_name].parents[depth]
-
+    folder = Path.cwd()
     hashes = {}
-    for path in sorted(paths.values()):
-        if path.is_relative_to(root):
-            content = path.read_bytes()
-            digest = hashlib.sha256(content)
-            name = path.relative_to(root).as_posix()
-            hashes[name] = digest.hexdigest()
-    git_state = read_git_state(root)
+    for name, module in sorted(sys.modules.items()):
+        # A lazy module would be imported if it were asked for an attribute.
+        attributes = getattr(module, "__dict__", {})
+        # A namespace package has no file.
+        path = Path(attributes.get("__file__") or "").absolute()
+        # The program of a command, such as bin/trainer-kit, has no suffix.
+        if path.suffix != ".py" or not path.is_file() or not is_user_file(str(path)):
+            continue
+        if name == task_class.__module__:
+            folder = path.parent
+        # Another program imports the main program by its name.
+        module_name = path.stem if name == "__main__" else name
+        content = path.read_bytes()
+        digest = hashlib.sha256(content)
+        hashes[module_name] = digest.hexdigest()
+    git_state = read_git_state(folder)
     return {"git": git_state, "modules": hashes}
 
 
-def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_git_state(folder: Path) -> dict[str, Any]:
     """Returns the commit of the repository around `folder`, and whether its files have changed.
 
     Files that git does not track do not count. Writes nothing to the repository.
@@ -79,10 +80,13 @@ def read_git_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a phrase that names the modules whose files differ between two manifests.
+    """Returns a phrase that names the modules whose hashes differ between two manifests.
 
-    Modules that only one of them has do not count: another mode imports other modules. The list is
-    empty if there is no difference, or if the run began with a release that recorded no modules.
+    Modules that only one manifest has do not count, since another mode imports other modules.
+
+    Returns:
+      A list of one phrase. It is empty without a difference, and if the run began with a release
+      that recorded no modules.
     """
     old_hashes = before.get("modules", {})
     new_hashes = now.get("modules", {})
@@ -95,17 +99,3 @@ def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
         return []
     names = ", ".join(changed)
     return [f"code: {names} changed since the last start of this run"]
-
-
-def _find_user_files() -> dict[str, Path]:
-    """Returns the file of each imported module of the user, by the name of the module."""
-    paths = {}
-    for name, module in list(sys.modules.items()):
-        # A lazy module would be imported if it were asked for an attribute.
-        attributes = getattr(module, "__dict__", {})
-        file = attributes.get("__file__")
-        # A namespace package has no file.
-        path = Path(file or "").absolute()
-        if path.is_file() and is_user_file(str(path)):
-            paths[name] = path
-    return paths

@@ -23,7 +23,6 @@ from trainer_kit.callbacks.record_evaluation import (
 )
 from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.callbacks.tensor_summaries import TensorSummaries, request_tensors
-from trainer_kit.callbacks.trackers import Tracker
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
@@ -188,7 +187,6 @@ def build_writers(
         console=console,
         log=log,
         tensorboard=tensorboard,
-        trackers=[callback for callback in plan.callbacks if isinstance(callback, Tracker)],
         summary_managers=(plan.options.summary_manager, plan.options.eval_summary_manager),
     )
 

@@ -21,6 +21,7 @@ from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
+from trainer_kit.callbacks.trackers import Tracker, warn_of_autologging
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.run_warnings import (
     find_interval_warnings,
@@ -203,6 +204,11 @@ def run_experiment(
             trainer, best_checkpoints = assembly.build_trainer(plan, task)
         config = plan.config
 
+        # Contexts end in reverse order, so a tracker ends after the writer of its file.
+        for callback in plan.callbacks:
+            if isinstance(callback, Tracker):
+                contexts.enter_context(callback)
+
         # From here on a signal stops the trainer. One that came earlier ends the run here.
         progress.trainer = trainer
         signals.check_not_stopped(BEFORE_FIRST_STEP)
@@ -256,6 +262,7 @@ def run_experiment(
         setup = assembly.check_setup(plan, trainer)
         check_evaluation_tensors(trainer)
         if plan.trains:
+            warn_of_autologging()
             for find_warnings in (
                 find_save_interval_warnings,
                 find_zero_rate_warnings,

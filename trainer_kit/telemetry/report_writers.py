@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer_kit.process.run_directory import RunDirectory
@@ -45,7 +44,6 @@ class ReportWriters:
         console: Writer | None = None,
         log: Writer | None = None,
         tensorboard: TensorBoardOptions | None = None,
-        trackers: Sequence[Writer] = (),
         summary_managers: tuple[SummaryManagerLike | None, SummaryManagerLike | None] = (
             None,
             None,
@@ -61,7 +59,6 @@ class ReportWriters:
           console: The writer that shows progress. None shows none.
           log: The writer of log.txt. None writes none.
           tensorboard: What trainer_kit's own managers write for TensorBoard beside the metrics.
-          trackers: Writers that follow the history. They are called after its writer.
           summary_managers: The managers for training and validation summaries. None for
             trainer_kit's own.
         """
@@ -78,6 +75,6 @@ class ReportWriters:
         history = None
         if is_chief and trains:
             history = JsonLinesWriter(directory.metrics_path)
-            writers += [history, *trackers]
+            writers.append(history)
         writers += [writer for writer in (console, log) if writer is not None]
         return cls(BackgroundWriter(writers), train_summaries, eval_summaries, history)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import socket
 import sys
 import time
 from collections import deque
@@ -28,48 +27,43 @@ class RunLog(logging.Handler):
     of reports. Lines wait until the run has a record: a run that never takes a step leaves no file.
     They also wait while the file cannot be written, and are lost if there are more than a thousand.
     No error stops the run. Its methods may be called in any thread.
+
+    Attributes:
+      path: The file. "" before `start`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.formatter = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
         self._waiting_lines: deque[str] = deque(maxlen=_MOST_WAITING_LINES)
-        self._path = ""
+        self.path = ""
         self._record_path = ""
-
-    @property
-    def is_started(self) -> bool:
-        """Whether the log has a file."""
-        return bool(self._path)
 
     def start(self, path: str, record_path: str) -> None:
         """Sets the file of the log.
 
-        A line with the time, the host and the command comes before all others.
+        A line with the time and the command comes before all others. Manifest and heartbeat name
+        the host.
 
         Args:
           path: The path of the log, a local one.
           record_path: A file that exists as soon as there is a run to log.
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        host = socket.gethostname()
-        process = os.getpid()
         command = shlex.join(sys.argv)
-        header = f"--- {now} on {host}, process {process}: {command}\n"
+        header = f"--- {now}: {command}\n"
         self._waiting_lines.appendleft(header)
-        self._path = path
+        self.path = path
         self._record_path = record_path
 
     def emit(self, record: logging.LogRecord) -> None:
         """Appends a log record."""
         # Python prints warnings itself unless there is a handler. This handler shows nothing.
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        handlers: list[logging.Handler] = []
-        while logger is not None:
-            handlers += logger.handlers
+        logger = logging.getLogger(record.name)
+        while logger.parent is not None and not logger.handlers:
             logger = logger.parent
         default = logging.lastResort
-        if handlers == [self] and default is not None and record.levelno >= default.level:
+        if logger.handlers == [self] and default is not None and record.levelno >= default.level:
             default.handle(record)
 
         # A full disk stops no run, and the handler of the terminal reports a wrong message.
@@ -78,10 +72,10 @@ class RunLog(logging.Handler):
             text = replace_unprintable(text, keep="\n")
             self._waiting_lines.append(f"{text}\n")
             if os.path.exists(self._record_path):
-                folder = os.path.dirname(self._path)
+                folder = os.path.dirname(self.path)
                 os.makedirs(folder, exist_ok=True)
                 # The file is opened for each line: the folder may be moved or removed.
-                with open(self._path, "a", encoding="utf-8", errors="replace") as stream:
+                with open(self.path, "a", encoding="utf-8", errors="replace") as stream:
                     stream.writelines(self._waiting_lines)
                 self._waiting_lines.clear()
 
@@ -116,7 +110,7 @@ def collect_log() -> Iterator[RunLog]:
     """
     root = logging.getLogger()
     for handler in root.handlers:
-        if isinstance(handler, RunLog) and not handler.is_started:
+        if isinstance(handler, RunLog) and not handler.path:
             yield handler
             return
 

@@ -8,8 +8,10 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
 from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback, Run
+from trainer_kit.callbacks.trackers import TrackedRun, Tracker
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import (
@@ -34,6 +37,7 @@ from trainer_kit.errors import (
     StorageError,
     UsageError,
 )
+from trainer_kit.process.run_lock import EndState
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
@@ -478,7 +482,7 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -
 
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
-    manifest["modules"]["tests/engine/linear_task.py"] = "0123456789abcdef"
+    manifest["modules"]["tests.engine.linear_task"] = "0123456789abcdef"
     (trained_run / "manifest.json").write_text(json.dumps(manifest))
 
     with pytest.raises(UsageError) as refused:
@@ -496,7 +500,7 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -
         "device",
         "code",
     ]
-    assert "tests/engine/linear_task.py changed" in lines[-1]
+    assert "tests.engine.linear_task changed" in lines[-1]
     assert "replicas: 2 when the run was started, 1 now; go back, or set it to false" in lines[2]
 
 
@@ -504,14 +508,14 @@ def test_a_resume_with_other_code_warns_once(
     trained_run: Path, of_trained: ReadyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = read_json(trained_run / "manifest.json")
-    manifest["modules"]["tests/engine/linear_task.py"] = "0123456789abcdef"
+    manifest["modules"]["tests.engine.linear_task"] = "0123456789abcdef"
     (trained_run / "manifest.json").write_text(json.dumps(manifest))
 
     for steps in (18, 19):
         config = _TRAINED.replace(trainer={"train_steps": steps})
         _run(trained_run, config=config, trainer=of_trained.again())
 
-    assert caplog.text.count("code: tests/engine/linear_task.py changed since the last start") == 1
+    assert caplog.text.count("code: tests.engine.linear_task changed since the last start") == 1
     start = read_json(trained_run / "manifest.json")["starts"][-1]
     assert start["host"] == socket.gethostname()
 
@@ -1001,3 +1005,56 @@ def test_a_run_that_waits_for_data_is_told_so(tmp_path: Path) -> None:
     run_experiment(None, task, "train", config, str(tmp_path), train_actions=[begin_to_wait])
 
     assert final_record(tmp_path)["time"]["verdict"].startswith("input")
+
+
+class _NotingTracker(Tracker):
+    """Notes the steps that it gets, and how the run ended."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.notes: list[int | str] = []
+
+    def start(self, tracked_run: TrackedRun) -> None:
+        pass
+
+    def log(self, reports: Sequence[tuple[int, dict[str, float]]]) -> None:
+        self.notes += [step for step, _ in reports]
+
+    def finish(self, end_state: EndState) -> None:
+        self.notes.append(end_state)
+
+
+class _EndsEarly(Callback):
+    def __init__(self, step: int, error: Exception | None = None) -> None:
+        self.step = step
+        self.error = error
+
+    def boundary_end(self, run: Run) -> None:
+        if run.step != self.step:
+            return
+        if self.error is not None:
+            raise self.error
+        run.trainer.request_stop()
+
+
+def test_a_tracker_gets_all_reports_however_a_start_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = linear_experiment(train_steps=20, checkpoint_interval=5)
+    tracker = _NotingTracker()
+    # The program has called mlflow.tensorflow.autolog().
+    mlflow = types.SimpleNamespace(autologging_is_disabled=lambda library: library != "tensorflow")
+    monkeypatch.setitem(sys.modules, "mlflow.utils.autologging_utils", mlflow)
+
+    with pytest.raises(PreemptedError):
+        _run(tmp_path, config=config, callbacks=[tracker, _EndsEarly(10)])
+    (warning,) = [text for text in caplog.messages if "mlflow.tensorflow.autolog()" in text]
+    assert "give the run the callback" in warning
+    with pytest.raises(RuntimeError, match="the disk of the user"):
+        error = RuntimeError("the disk of the user")
+        _run(tmp_path, config=config, callbacks=[tracker, _EndsEarly(15, error)])
+    _run(tmp_path, config=config, callbacks=[tracker])
+    _run(tmp_path, config=config, callbacks=[tracker])
+
+    assert tracker.notes == [5, 10, "stopped", 15, "failed", 20, "done"]

@@ -63,5 +63,5 @@ def test_the_curves_of_a_tracker_are_those_of_the_run(tmp_path: Path) -> None:
     assert _read_curve(records, first_id) == whole_history
     assert _read_curve(records, second_id) == _read_history(folder)
     assert records[-1]["parent"] == first_id
-    statuses = [(record["id"], record["status"]) for record in records if "status" in record]
-    assert statuses == [(first_id, "finished"), (second_id, "finished")]
+    ends = [(record["id"], record["end_state"]) for record in records if "end_state" in record]
+    assert ends == [(first_id, "done"), (second_id, "done")]

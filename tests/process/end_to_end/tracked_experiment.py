@@ -15,6 +15,7 @@ from tests.engine.linear_task import linear_experiment
 from tests.fork_server import train
 from trainer_kit.callbacks.trackers import TrackedRun, Tracker
 from trainer_kit.files import read_json
+from trainer_kit.process.run_lock import EndState
 
 # The step at which a process is killed, once the tracker has the reports before it.
 kill_step = 0
@@ -54,12 +55,12 @@ class FileTracker(Tracker):
                 }
                 stream.write(json.dumps(record) + "\n")
 
-    def finish(self, status: str) -> None:
+    def finish(self, end_state: EndState) -> None:
         with self.path.open("a") as stream:
             record = {
                 "id": self.tracked_run.id,
                 "parent": self.tracked_run.parent,
-                "status": status,
+                "end_state": end_state,
             }
             stream.write(json.dumps(record) + "\n")
 

@@ -40,18 +40,44 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
         del sys.modules[name]
 
 
-def test_the_modules_beside_the_task_are_recorded_by_name(
+def test_the_modules_of_the_user_are_recorded_by_name(
     package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    program = tmp_path / "first.py"
+    program.write_text("from recorded_shapes import task\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+
     modules = describe_code(package.Task)["modules"]
 
-    names = [name for name in modules if name.startswith("recorded_shapes")]
     prefix = "recorded_shapes"
-    assert names == [f"{prefix}/__init__.py", f"{prefix}/layers.py", f"{prefix}/task.py"]
-    assert not any("site-packages" in name or "trainer_kit" in name for name in modules)
+    names = [name for name in modules if name.startswith(prefix)]
+    assert names == [prefix, f"{prefix}.layers", f"{prefix}.task"]
+    assert "first" in modules
+    assert not modules.keys() & {"__main__", "numpy", "logging", "trainer_kit.process.user_code"}
 
     monkeypatch.chdir(tmp_path / "source" / "recorded_shapes")
     assert describe_code(package.Task)["modules"] == modules
+
+
+def test_the_program_of_a_command_is_not_recorded(
+    package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "trainer-kit"
+    program.write_text("#!/home/ada/environment/bin/python\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+
+    assert "trainer-kit" not in describe_code(package.Task)["modules"]
+
+
+def test_git_is_asked_in_the_folder_of_the_task(package: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    _git(folder, "init")
+    _git(folder, "add", ".")
+    _git(folder, "commit", "-m", "Add the task")
+
+    commit = _git(folder, "rev-parse", "HEAD")
+    assert describe_code(package.Task)["git"] == {"commit": commit, "dirty": False}
+    assert describe_code(int)["git"] == {}
 
 
 def test_a_changed_module_is_named(package: ModuleType, tmp_path: Path) -> None:
@@ -62,13 +88,13 @@ def test_a_changed_module_is_named(package: ModuleType, tmp_path: Path) -> None:
     now = describe_code(package.Task)
 
     assert describe_code_changes(before, now) == [
-        "code: recorded_shapes/layers.py changed since the last start of this run"
+        "code: recorded_shapes.layers changed since the last start of this run"
     ]
 
 
 def test_modules_that_only_one_start_has_are_no_change(package: ModuleType) -> None:
     now = describe_code(package.Task)
-    other_modules = {"recorded_shapes/plots.py": "0123456789abcdef"}
+    other_modules = {"recorded_shapes.plots": "0123456789abcdef"}
 
     assert describe_code_changes({"modules": other_modules}, now) == []
     assert describe_code_changes({}, now) == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
+import time
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ from trainer_kit.callbacks.trackers import (
     Tracker,
     TrackioTracker,
     WandbTracker,
+    warn_of_autologging,
 )
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import DivergedError, PreemptedError, UsageError
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.files import write_json
+from trainer_kit.process.run_lock import EndState
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import CHANGE, Report
 
@@ -36,12 +41,11 @@ class Recorder(Tracker):
     """A tracker that keeps the runs and reports that it gets, as a server would."""
 
     name = "recorder"
-    timeout_seconds = 10.0
 
     def __init__(self) -> None:
         self.started: list[TrackedRun] = []
         self.curves: dict[str, list[tuple[int, dict[str, float]]]] = {}
-        self.statuses: list[str] = []
+        self.end_states: list[EndState] = []
         self.failures = 0
 
     def start(self, tracked_run: TrackedRun) -> None:
@@ -54,8 +58,8 @@ class Recorder(Tracker):
             raise ConnectionError("the server is away")
         self.curves[self.started[-1].id] += reports
 
-    def finish(self, status: str) -> None:
-        self.statuses.append(status)
+    def finish(self, end_state: EndState) -> None:
+        self.end_states.append(end_state)
 
     def list_steps(self, number: int = 0, kind: str = "train") -> list[int]:
         """Returns the steps of the curve with this lineage."""
@@ -75,17 +79,12 @@ class RunFiles:
         config = ExperimentConfig(trainer=TrainerConfig(train_steps=50))
         write_params(folder / "params.yaml", config)
 
-    def begin(self, tracker: Tracker) -> Tracker:
-        tracker.train_begin(self.run)
-        return tracker
-
-    def report(self, tracker: Tracker, *steps: int, kind: str = "train") -> None:
-        """Reports `steps` to history and tracker, as the thread of the reports does."""
+    def report(self, *steps: int, kind: str = "train") -> None:
+        """Reports `steps`, as the thread of the reports does."""
         for step in steps:
             metrics = {"loss": 1 / step}
             report = Report(kind=kind, step=step, total_steps=50, metrics=metrics)
             self.history.write(report)
-            tracker.write(report)
 
     def rewind(self, step: int) -> None:
         """Takes ledger and history back, as a rollback does before the callbacks hear of it."""
@@ -106,12 +105,12 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tracker_gets_config_and_numbers_of_a_run(files: RunFiles) -> None:
     recorder = Recorder()
-    files.begin(recorder)
-    files.history.write(Report(kind="train", step=5, total_steps=50, metrics={"loss": 0.5}))
-    files.history.write(Report(kind=CHANGE, step=5, total_steps=50, metrics={"rate": 1.0}))
-    metrics = {"dev": {"loss": 2.0}, "accuracy": 0.25}
-    files.history.write(Report(kind="validation", step=5, total_steps=50, metrics=metrics))
-    recorder.close()
+    with recorder:
+        recorder.train_begin(files.run)
+        files.history.write(Report(kind="train", step=5, total_steps=50, metrics={"loss": 0.5}))
+        files.history.write(Report(kind=CHANGE, step=5, total_steps=50, metrics={"rate": 1.0}))
+        metrics = {"dev": {"loss": 2.0}, "accuracy": 0.25}
+        files.history.write(Report(kind="validation", step=5, total_steps=50, metrics=metrics))
 
     (tracked_run,) = recorder.started
     assert tracked_run.id == "0123456789ab-0"
@@ -134,26 +133,27 @@ def test_reports_are_copied_while_the_run_goes_on(files: RunFiles) -> None:
             has_logged.set()
 
     recorder = Waker()
-    files.begin(recorder)
-    files.report(recorder, 5)
+    with recorder:
+        recorder.train_begin(files.run)
+        files.report(5)
 
-    assert has_logged.wait(10)
-    assert recorder.list_steps() == [5]
-    recorder.close()
+        assert has_logged.wait(10)
+        assert recorder.list_steps() == [5]
 
 
 def test_a_resumed_run_continues_its_curve(files: RunFiles) -> None:
     killed = Recorder()
-    files.begin(killed)
-    files.report(killed, 5, 10, 15)
-    killed.close()  # its last checkpoint is that of step 10
+    with killed:
+        killed.train_begin(files.run)
+        files.report(5, 10, 15)
+    # The last checkpoint is that of step 10.
     files.history.resume(10)
     resumed = Recorder()
-    files.begin(resumed)
-    files.report(resumed, 15)
-    files.report(resumed, 15, kind="validation")
-    files.report(resumed, 20)
-    resumed.close()
+    with resumed:
+        resumed.train_begin(files.run)
+        files.report(15)
+        files.report(15, kind="validation")
+        files.report(20)
 
     assert resumed.started[0].id == killed.started[0].id
     assert killed.list_steps() == [5, 10, 15]
@@ -163,14 +163,14 @@ def test_a_resumed_run_continues_its_curve(files: RunFiles) -> None:
 
 def test_a_rewind_begins_a_run_that_names_its_parent(files: RunFiles) -> None:
     recorder = Recorder()
-    files.begin(recorder)
-    files.report(recorder, 5, 10, 15)
-    recorder.close()
-    files.begin(recorder)
-    files.rewind(10)
-    recorder.rewound(files.run, 10)
-    files.report(recorder, 12, 14)
-    recorder.close()
+    with recorder:
+        recorder.train_begin(files.run)
+        files.report(5, 10, 15)
+    with recorder:
+        recorder.train_begin(files.run)
+        files.rewind(10)
+        recorder.rewound(files.run, 10)
+        files.report(12, 14)
 
     parents = {tracked_run.id: tracked_run.parent for tracked_run in recorder.started}
     assert parents == {"0123456789ab-0": "", "0123456789ab-1": "0123456789ab-0"}
@@ -180,14 +180,14 @@ def test_a_rewind_begins_a_run_that_names_its_parent(files: RunFiles) -> None:
 
 def test_a_start_from_an_earlier_step_begins_a_run(files: RunFiles) -> None:
     first = Recorder()
-    files.begin(first)
-    files.report(first, 5, 10, 15)
-    first.close()
+    with first:
+        first.train_begin(files.run)
+        files.report(5, 10, 15)
     files.rewind(10)
     second = Recorder()
-    files.begin(second)
-    files.report(second, 12)
-    second.close()
+    with second:
+        second.train_begin(files.run)
+        files.report(12)
 
     assert second.started[0].parent == first.started[0].id
     assert second.list_steps(1) == [5, 10, 12]
@@ -198,14 +198,13 @@ def test_a_failure_is_one_warning_and_is_caught_up(
 ) -> None:
     recorder = Recorder()
     recorder.failures = 2
-    files.begin(recorder)
-    for step in (5, 10, 15):
-        files.report(recorder, step)
-    recorder.close()
+    with recorder:
+        recorder.train_begin(files.run)
+        files.report(5, 10, 15)
     recorder.failures = 0
-    files.begin(recorder)
-    files.report(recorder, 20)
-    recorder.close()
+    with recorder:
+        recorder.train_begin(files.run)
+        files.report(20)
 
     assert recorder.list_steps() == [5, 10, 15, 20]
     (warning,) = caplog.messages
@@ -220,68 +219,107 @@ def test_an_exit_in_a_library_ends_nothing(
         def start(self, tracked_run: TrackedRun) -> None:
             sys.exit("no key")
 
-    files.begin(exits := Exits())
-    files.report(exits, 5)
-    exits.close()
+    exits = Exits()
+    with exits:
+        exits.train_begin(files.run)
+        files.report(5)
 
-    assert exits.statuses == []
+    assert exits.end_states == []
     assert "no key" in caplog.text
 
 
+class Hangs(Recorder):
+    """A tracker that does not end before `is_over` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
+    def finish(self, end_state: EndState) -> None:
+        self.is_over.wait(60)
+
+
 def test_a_tracker_that_hangs_ends_no_run(
-    files: RunFiles, caplog: pytest.LogCaptureFixture
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    is_over = threading.Event()
-
-    class Hangs(Recorder):
-        timeout_seconds = 0.1
-
-        def finish(self, status: str) -> None:
-            is_over.wait(10)
-
-    files.begin(hangs := Hangs())
-    files.report(hangs, 5)
-    hangs.close()
-    is_over.set()
+    monkeypatch.setitem(trackers._END_SECONDS, "done", 0.1)
+    hangs = Hangs()
+    with hangs:
+        hangs.train_begin(files.run)
+    hangs.is_over.set()
 
     assert caplog.messages == ["recorder is not ready yet; the next start copies what is missing"]
 
 
-def _finish(tracker: Tracker, run: Run) -> None:
-    tracker.run_end(run)
-    tracker.run_finished(run, {})
+def test_a_preempted_run_does_not_wait_long_for_a_tracker(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trackers._END_SECONDS["stopped"] <= 5
+    monkeypatch.setitem(trackers._END_SECONDS, "stopped", 0.1)
+    hangs = Hangs()
+    begin = time.monotonic()
+    with pytest.raises(PreemptedError), hangs:
+        hangs.train_begin(files.run)
+        raise PreemptedError("SIGTERM")
+    seconds = time.monotonic() - begin
+    hangs.is_over.set()
 
-
-def _fail(tracker: Tracker, run: Run) -> None:
-    run.error = DivergedError("the loss is nan")
-    tracker.run_end(run)
-
-
-def _stop(tracker: Tracker, run: Run) -> None:
-    run.error = PreemptedError("SIGTERM")
-    tracker.run_end(run)
+    assert seconds < 10
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [(_finish, "finished"), (_fail, "failed"), (_stop, "stopped")]
+    ("error", "end_state"),
+    [
+        (None, "done"),
+        (DivergedError("the loss is nan"), "failed"),
+        (PreemptedError("SIGTERM"), "stopped"),
+        (KeyboardInterrupt(), "stopped"),
+    ],
 )
 def test_the_tracker_hears_how_the_run_ended(
-    files: RunFiles, end: Callable[[Tracker, Run], None], status: str
+    files: RunFiles, error: BaseException | None, end_state: str
 ) -> None:
     recorder = Recorder()
-    files.begin(recorder)
-    end(recorder, files.run)
-    recorder.close()
+    with contextlib.suppress(DivergedError, PreemptedError, KeyboardInterrupt), recorder:
+        recorder.train_begin(files.run)
+        if error is not None:
+            raise error
 
-    assert recorder.statuses == [status]
+    assert recorder.end_states == [end_state]
 
 
 def test_a_process_that_trains_nothing_logs_nothing(files: RunFiles) -> None:
     recorder = Recorder()
-    files.report(recorder, 5, kind="validation")
-    recorder.close()
+    with recorder:
+        files.report(5, kind="validation")
 
     assert recorder.started == []
+
+
+def test_a_tracker_without_its_methods_is_refused() -> None:
+    class Empty(Tracker):
+        """Defines nothing."""
+
+    with pytest.raises(TypeError, match=r"abstract methods.* finish, log, start"):
+        Empty()  # type: ignore[abstract]
+
+
+def test_autologging_of_mlflow_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disabled = {"tensorflow"}
+    mlflow = types.SimpleNamespace(autologging_is_disabled=disabled.__contains__)
+    warn_of_autologging()
+    monkeypatch.setitem(sys.modules, "mlflow.utils.autologging_utils", mlflow)
+    warn_of_autologging()
+    assert caplog.messages == []
+
+    disabled.clear()
+    warn_of_autologging()
+
+    (warning,) = caplog.messages
+    assert warning.startswith("mlflow.tensorflow.autolog() logs Keras's own fit")
+    assert "MLflowTracker()" in warning
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -317,20 +355,21 @@ def test_a_tracker_is_made_from_the_config(monkeypatch: pytest.MonkeyPatch) -> N
 def _train_kill_and_rewind(files: RunFiles, create: Callable[[], Tracker]) -> None:
     """Copies 5, 10, 15 and, after a kill at 15, 15 and 20, then goes back to 10 and copies 12."""
     killed = create()
-    files.begin(killed)
-    files.report(killed, 5, 10, 15)
-    killed.close()
+    with pytest.raises(PreemptedError), killed:
+        killed.train_begin(files.run)
+        files.report(5, 10, 15)
+        raise PreemptedError("SIGTERM")
     files.history.resume(10)
     resumed = create()
-    files.begin(resumed)
-    files.report(resumed, 15, 20)
-    resumed.run_finished(files.run, {})
-    resumed.close()
+    with resumed:
+        resumed.train_begin(files.run)
+        files.report(15, 20)
     files.rewind(10)
     rewound = create()
-    files.begin(rewound)
-    files.report(rewound, 12)
-    rewound.close()
+    with pytest.raises(PreemptedError), rewound:
+        rewound.train_begin(files.run)
+        files.report(12)
+        raise PreemptedError("SIGTERM")
 
 
 def test_mlflow_has_the_curve_and_its_child(files: RunFiles) -> None:

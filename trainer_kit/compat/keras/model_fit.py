@@ -6,7 +6,6 @@ import inspect
 import logging
 import math
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypedDict
 
@@ -123,13 +122,6 @@ def fit(
             " instead"
         )
     check_arguments(fit, x, epochs, options)
-    # The module exists if the program has imported it.
-    autologging = sys.modules.get("mlflow.utils.autologging_utils")
-    if autologging is not None and not autologging.autologging_is_disabled("tensorflow"):
-        _LOG.warning(
-            "mlflow.tensorflow.autolog() logs Keras's own fit, and nothing of this run; give this"
-            " fit the callback trainer_kit.callbacks.trackers.MLflowTracker()"
-        )
 
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,17 +288,3 @@ def test_limits_of_keras_for_trials_are_refused(tmp_path: Path) -> None:
             tk_keras.fit(linear(), X, Y, epochs=5, verbose=0, model_dir=str(tmp_path))
     finally:
         keras.config.set_max_epochs(None)
-
-
-def test_autologging_of_mlflow_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    mlflow = types.SimpleNamespace(autologging_is_disabled=lambda library: library != "tensorflow")
-    monkeypatch.setitem(sys.modules, "mlflow.utils.autologging_utils", mlflow)
-
-    with pytest.raises(UsageError, match="validation_freq"):
-        tk_keras.fit(linear(), X, Y, validation_freq=0, model_dir=str(tmp_path))
-
-    (warning,) = caplog.messages
-    assert warning.startswith("mlflow.tensorflow.autolog() logs Keras's own fit")
-    assert "MLflowTracker()" in warning
