@@ -27,7 +27,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
     Returns:
       `git`: what `read_git_state` returns for the folder of the task's module. For a task in a
       notebook or of an installed package it is the working directory. `modules`: a hash of each
-      source file by the name of its module.
+      source file by its name from the folder that is on sys.path.
     """
     folder = Path.cwd()
     hashes = {}
@@ -41,11 +41,13 @@ def describe_code(task_class: type) -> dict[str, Any]:
             continue
         if name == task_class.__module__:
             folder = path.parent
-        # Another program imports the main program by its name.
-        module_name = path.stem if name == "__main__" else name
+        # The module layers.blocks is named layers/blocks.py, wherever the folder of layers is.
+        is_package = path.stem == "__init__"
+        depth = name.count(".") + is_package
+        names = path.parts[-1 - depth :]
         content = path.read_bytes()
         digest = hashlib.sha256(content)
-        hashes[module_name] = digest.hexdigest()
+        hashes["/".join(names)] = digest.hexdigest()
     git_state = read_git_state(folder)
     return {"git": git_state, "modules": hashes}
 
@@ -80,7 +82,7 @@ def read_git_state(folder: Path) -> dict[str, Any]:
 
 
 def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a phrase that names the modules whose hashes differ between two manifests.
+    """Returns a phrase that names the files whose hashes differ between two manifests.
 
     Modules that only one manifest has do not count, since another mode imports other modules.
 

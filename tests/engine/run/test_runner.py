@@ -508,14 +508,14 @@ def test_a_resume_with_other_code_warns_once(
     trained_run: Path, of_trained: ReadyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = read_json(trained_run / "manifest.json")
-    manifest["modules"]["tests.engine.linear_task"] = "0123456789abcdef"
+    manifest["modules"]["tests/engine/linear_task.py"] = "0123456789abcdef"
     (trained_run / "manifest.json").write_text(json.dumps(manifest))
 
     for steps in (18, 19):
         config = _TRAINED.replace(trainer={"train_steps": steps})
         _run(trained_run, config=config, trainer=of_trained.again())
 
-    assert caplog.text.count("code: tests.engine.linear_task changed since the last start") == 1
+    assert caplog.text.count("code: tests/engine/linear_task.py changed since the last start") == 1
     start = read_json(trained_run / "manifest.json")["starts"][-1]
     assert start["host"] == socket.gethostname()
 

@@ -51,9 +51,13 @@ def test_the_modules_of_the_user_are_recorded_by_name(
 
     prefix = "recorded_shapes"
     names = [name for name in modules if name.startswith(prefix)]
-    assert names == [prefix, f"{prefix}.layers", f"{prefix}.task"]
-    assert "first" in modules
-    assert not modules.keys() & {"__main__", "numpy", "logging", "trainer_kit.process.user_code"}
+    assert names == [f"{prefix}/__init__.py", f"{prefix}/layers.py", f"{prefix}/task.py"]
+    assert "first.py" in modules
+    assert not modules.keys() & {
+        "__main__.py",
+        "numpy/__init__.py",
+        "trainer_kit/process/user_code.py",
+    }
 
     monkeypatch.chdir(tmp_path / "source" / "recorded_shapes")
     assert describe_code(package.Task)["modules"] == modules
@@ -88,7 +92,7 @@ def test_a_changed_module_is_named(package: ModuleType, tmp_path: Path) -> None:
     now = describe_code(package.Task)
 
     assert describe_code_changes(before, now) == [
-        "code: recorded_shapes.layers changed since the last start of this run"
+        "code: recorded_shapes/layers.py changed since the last start of this run"
     ]
 
 
