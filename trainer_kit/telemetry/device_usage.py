@@ -80,16 +80,13 @@ class DeviceUsage:
         if examples_per_second is None:
             return fields
 
-        model = trainer.model
         task = getattr(trainer, "task", None)
         tokens = getattr(task, "tokens_per_example", 0)
         if tokens:
             fields["tokens_per_second"] = tokens * examples_per_second
-        # The policies of Keras 3 and tf_keras are separate, but each model knows its dtype.
-        dtype = getattr(model, "compute_dtype", "float32")
-        peak = self._peak_flops or _find_gpu_peak(dtype)
+        peak = self._peak_flops or _find_gpu_peak(trainer)
         # A step of a GAN trains several models, and only its generator is counted.
-        if peak is None or hasattr(model, "latents_spec"):
+        if peak is None or hasattr(trainer.model, "latents_spec"):
             return fields
 
         # The model is traced once, for the first report.
@@ -150,11 +147,16 @@ def find_peak_flops(device_name: str, dtype: str) -> float | None:
     return None
 
 
-def _find_gpu_peak(dtype: str) -> float | None:
-    """Returns the peak rate of the first GPU. None without one, or if its rate is not known."""
+def _find_gpu_peak(trainer: Any) -> float | None:
+    """Returns the peak rate of the first GPU in the dtype of the trainer's model.
+
+    Returns None without a GPU, and if the rate is not known.
+    """
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
         return None
+    # Keras 3 and tf_keras have a dtype policy each, but a model knows its own.
+    dtype = getattr(trainer.model, "compute_dtype", "float32")
     if dtype == "float32" and tf.config.experimental.tensor_float_32_execution_enabled():
         dtype = "tensor_float32"
     details = tf.config.experimental.get_device_details(gpus[0])
