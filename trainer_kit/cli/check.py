@@ -117,8 +117,7 @@ class CheckProgress(Callback):
         memory = read_peak_memory()
         if memory is not None:
             print(f"      peak memory of a step: {memory / 2**30:.3g} GiB")
-        if run.step < (run.total_steps or run.step + 1):
-            run.stop("the check ends here")
+        run.stop("the check ends here")
 
     def checkpoint_begin(self, run: Run) -> None:
         """Begins the check of the checkpoint.

@@ -24,7 +24,6 @@ from trainer_kit.telemetry.flops import FlopsResult, count_example_flops
 # A step computes the forward pass, and in the backward pass the gradients of the inputs and of the
 # weights of each product.
 _PASSES = 3
-_TERA = 1e12
 # The dtype tensor_float32 is float32 whose products may use TensorFloat-32. GPUs without it compute
 # in float32.
 _DTYPES = ("bfloat16", "float16", "tensor_float32", "float32")
@@ -66,17 +65,14 @@ class DeviceUsage:
         self._peak_flops = peak_flops
         self._flops: FlopsResult | None = None
 
-    def measure(self, trainer: Any, examples_per_second: float | None) -> dict[str, float]:
-        """Returns the DEVICE_USAGE_FIELDS of a report that are known.
+    def measure(self, trainer: Any, examples_per_second: float | None) -> dict[str, float | None]:
+        """Returns the DEVICE_USAGE_FIELDS of a report. Unknown ones are None or missing.
 
         Args:
           trainer: The trainer of the run.
           examples_per_second: The speed of the loop. None if it is not known.
         """
-        fields: dict[str, float] = {}
-        memory = read_peak_memory()
-        if memory is not None:
-            fields["peak_memory_bytes"] = memory
+        fields: dict[str, float | None] = {"peak_memory_bytes": read_peak_memory()}
         if examples_per_second is None:
             return fields
 
@@ -143,7 +139,7 @@ def find_peak_flops(device_name: str, dtype: str) -> float | None:
         if re.fullmatch(pattern, name):
             rates = dict(zip(_DTYPES, teraflops, strict=True))
             rate = rates.get(dtype, 0.0)
-            return _TERA * rate or None
+            return 1e12 * rate or None
     return None
 
 

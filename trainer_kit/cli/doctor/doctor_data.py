@@ -18,9 +18,8 @@ from trainer_kit.files import write_bytes
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# The limits of the measurement of the whole, and of each stage.
-_SECONDS = 3.0
-_STAGE_SECONDS = 1.5
+# The limit of each measurement.
+_SECONDS = 2.0
 # The number of images in the picture.
 _IMAGES = 16
 _HINT = (
@@ -106,7 +105,7 @@ def _examine(
     # The stages, one after another.
     title = "milliseconds of each stage for a batch, on one thread:"
     print(title if stages else _HINT)
-    seconds_by_stage = data_examination.measure_stages(stages, _STAGE_SECONDS)
+    seconds_by_stage = data_examination.measure_stages(stages, _SECONDS)
     for name, stage_seconds in seconds_by_stage.items():
         milliseconds = 1000 * stage_seconds
         print(f"{milliseconds:10.2f}  {name}")
