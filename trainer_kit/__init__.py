@@ -47,7 +47,7 @@ _HOME = {
     "export": "serving.model_export",
     "get_predictor": "serving.predictor",
     "predict": "serving.prediction",
-    "read_goodput": "evals.goodput",
+    "read_goodput": "telemetry.goodput",
     "load_model": "serving.model_loading",
     "load_weights": "serving.model_loading",
     "GanTask": "training.gan_task",
@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.errors import DataError as DataError
     from trainer_kit.errors import StopTraining as StopTraining
-    from trainer_kit.evals.goodput import read_goodput as read_goodput
     from trainer_kit.inputs.sources.arrays import ArraySource as ArraySource
     from trainer_kit.inputs.sources.tfrecords import TFRecordSource as TFRecordSource
     from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
@@ -105,6 +104,7 @@ if TYPE_CHECKING:
     from trainer_kit.serving.model_loading import load_weights as load_weights
     from trainer_kit.serving.prediction import predict as predict
     from trainer_kit.serving.predictor import get_predictor as get_predictor
+    from trainer_kit.telemetry.goodput import read_goodput as read_goodput
     from trainer_kit.training.gan_task import GanTask as GanTask
     from trainer_kit.training.multitask.multi_task import MultiTask as MultiTask
     from trainer_kit.training.step_tensors import expose as expose

@@ -28,7 +28,7 @@ class MetricsReporter(Callback):
         example rate is reported.
       best: The owner of the best checkpoints, whose best value is reported. None if the run has
         none.
-      usage: Measures the use of the devices after each loop. None: it is not reported.
+      peak_flops: The peak rate of one device. See DeviceUsage.
     """
 
     chief_only = False
@@ -39,12 +39,12 @@ class MetricsReporter(Callback):
         writer: Writer,
         batch_size: int = 0,
         best: BestCheckpoints | None = None,
-        usage: DeviceUsage | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self._writer = writer
         self._batch_size = batch_size
         self._best = best
-        self._usage = usage
+        self._device_usage = DeviceUsage(peak_flops)
         self._reported_loop: Loop | None = None
         self._logs: Mapping[str, object] = {}
         self._evaluations: list[Evaluation] = []
@@ -82,9 +82,7 @@ class MetricsReporter(Callback):
             remaining_steps = max(0, run.total_steps - loop.end)
             seconds_left = remaining_steps * (now - first_time) / (loop.end - first_step)
 
-        machine_fields: dict[str, float] = {}
-        if self._usage is not None:
-            machine_fields = self._usage.measure(run.trainer, examples_per_second)
+        usage_fields = self._device_usage.measure(run.trainer, examples_per_second)
         self._write(
             run,
             kind="train",
@@ -94,7 +92,7 @@ class MetricsReporter(Callback):
             examples_per_second=examples_per_second,
             seconds=loop.seconds,
             seconds_left=seconds_left,
-            **machine_fields,
+            **usage_fields,
         )
 
     def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:

@@ -6,16 +6,20 @@ The run trains, evaluates, calls the callbacks, and saves and restores a checkpo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import math
 import tempfile
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import run_gin_second_pass
-from trainer_kit.errors import ExitCode
+from trainer_kit.errors import DivergedError, ExitCode
 
 if TYPE_CHECKING:
     from trainer_kit.training.task import Task
@@ -63,6 +67,90 @@ class Checklist:
             self._print_passed()
         else:
             print(f"FAIL  {self.current}", flush=True)
+
+
+class CheckProgress(Callback):
+    """Begins the checks of the short run, and ends that run. Runs eagerly, on the host.
+
+    Args:
+      checks: The checks.
+      config: The config of the short run.
+    """
+
+    name = "check"
+
+    def __init__(self, checks: Checklist, config: ExperimentConfig) -> None:
+        self._checks = checks
+        self._steps = config.trainer.steps_per_loop
+        self.every = self._steps
+        # The first step is a separate loop, so that a loss that is not finite there is recognised.
+        self._isolates_first_step = config.trainer.fuse_steps == 1
+
+    def next_boundary(self, step: int) -> int | None:
+        """Returns step 1 if the first step is a separate loop."""
+        return 1 if self._isolates_first_step and step < 1 else None
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Begins the check of the training."""
+        if run.step == 0:
+            self._checks.begin(f"train: {self._steps} steps")
+
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
+        """Prints the loss and the size of model and optimizer, and ends the run."""
+        if run.step < self._steps:
+            return
+
+        import tensorflow as tf
+
+        from trainer_kit.checkpoints.state.train_state import list_optimizer_variables
+        from trainer_kit.telemetry.device_usage import read_peak_memory
+        from trainer_kit.telemetry.flops import describe_model_cost
+        from trainer_kit.telemetry.scalars import get_training_loss
+
+        loss = get_training_loss(logs)
+        print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
+        slot_bytes = 0
+        for variable in list_optimizer_variables(run.trainer.optimizer):
+            size = math.prod(variable.shape)
+            slot_bytes += size * tf.as_dtype(variable.dtype).size
+        print(f"      optimizer slots of {slot_bytes / 2**20:.3g} MiB")
+        memory = read_peak_memory()
+        if memory is not None:
+            print(f"      peak memory of a step: {memory / 2**30:.3g} GiB")
+        run.stop("the check ends here")
+
+    def checkpoint_begin(self, run: Run) -> None:
+        """Begins the check of the checkpoint.
+
+        The save after a training that fails because its data has ended too early is no check.
+        """
+        if run.total_steps is None or run.step >= self._steps:
+            self._checks.begin("save: a checkpoint")
+
+    def evaluation_begin(self, run: Run) -> None:
+        """Begins the check of the evaluation."""
+        self._checks.begin(
+            "evaluate: the first batches of each validation set, and the best metric"
+        )
+
+    def boundary_end(self, run: Run) -> None:
+        """Begins the check of the run's end, once this step is saved and evaluated."""
+        # A run also has a boundary at step 0, before its first loop.
+        if run.loop is not None and run.step >= self._steps:
+            self._checks.begin("end: callbacks and records of the run")
+
+    def exception(self, run: Run, error: Exception) -> None:
+        """Leaves the checks at the one that has failed. The run may still save.
+
+        Raises:
+          DivergedError: when the run has diverged, since the report of the divergence would be
+            deleted with the temporary folder.
+        """
+        self._checks = Checklist()
+        if isinstance(error, DivergedError):
+            from trainer_kit.callbacks.recovery import describe_remedy
+
+            raise DivergedError(f"{error}; {describe_remedy(error, run)}") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -207,17 +295,19 @@ def _run(
     from trainer_kit.checkpoints.state.strict_restore import restore
     from trainer_kit.run.runner import run_experiment
     from trainer_kit.telemetry.console import ConsoleWriter
-    from trainer_kit.testing.check_progress import CheckProgress, limit_intervals
 
     checks.begin("start: callbacks, initial weights and the files of the run")
     steps = short_config.trainer.steps_per_loop
-    progress = CheckProgress(steps, short_config.trainer.fuse_steps == 1, checks.begin)
-    configured_callbacks = [
-        callback
-        for callback in create_callbacks(config.trainer.callbacks)
-        if not isinstance(callback, (Webhook, Tracker))
-    ]
-    callbacks = [*limit_intervals(steps, configured_callbacks), progress]
+    callbacks = []
+    for callback in create_callbacks(config.trainer.callbacks):
+        if isinstance(callback, (Webhook, Tracker)):
+            continue
+        if callback.every is not None and callback.every > steps:
+            # The interval may be a property of the callback's class, which cannot be set.
+            with contextlib.suppress(AttributeError):
+                callback.every = steps
+        callbacks.append(callback)
+    callbacks.append(CheckProgress(checks, short_config))
     run_experiment(
         tf.distribute.get_strategy(),
         task,

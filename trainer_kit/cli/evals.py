@@ -14,7 +14,7 @@ from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEval
 from trainer_kit.cli.view.run_status import read_settings, require_run
 from trainer_kit.cli.view.tables import Table, format_metric, print_tables
 from trainer_kit.errors import ExitCode
-from trainer_kit.evals.goodput import read_goodput
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.scalars import to_json_number
 
 

@@ -17,7 +17,7 @@ from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import Ledger, active_records
 from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS
-from trainer_kit.telemetry.report import MACHINE_FIELDS
+from trainer_kit.telemetry.report import DEVICE_USAGE_FIELDS
 
 _LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
 # The counter of the saves of the process, which are not part of the run
@@ -226,7 +226,7 @@ def _evaluations(folder: str) -> list[Any]:
 def _history(folder: str) -> list[Any]:
     path = os.path.join(folder, "metrics.jsonl")
     records = files.read_json_lines(path)
-    return [_omit_fields(record, (*WALL_CLOCK_FIELDS, *MACHINE_FIELDS)) for record in records]
+    return [_omit_fields(record, (*WALL_CLOCK_FIELDS, *DEVICE_USAGE_FIELDS)) for record in records]
 
 
 def _omit_fields(record: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:

@@ -37,11 +37,8 @@ class TensorSummary:
         """Adds the values of a batch, whose first dimension counts the examples."""
         numbers = values.astype(np.float64)
         is_finite = np.isfinite(numbers)
-        lowest = numbers.min(initial=self.lowest, where=is_finite)
-        highest = numbers.max(initial=self.highest, where=is_finite)
-        self.lowest = lowest
-        self.highest = highest
-
+        self.lowest = numbers.min(initial=self.lowest, where=is_finite)
+        self.highest = numbers.max(initial=self.highest, where=is_finite)
         places = np.argwhere(~is_finite)
         if len(places) and not self.bad_place:
             row = places[0, 0]
@@ -66,9 +63,9 @@ def measure_seconds(dataset: tf.data.Dataset, limit: float) -> float:
             break
     if len(times) < 2:
         raise DataError("the data has fewer than two batches, so its speed cannot be measured")
-    pauses = np.diff(times)
-    mean = pauses.mean()
-    return float(mean)
+    seconds = times[-1] - times[0]
+    pauses = len(times) - 1
+    return seconds / pauses
 
 
 def measure_stages(stages: dict[str, tf.data.Dataset], limit: float) -> dict[str, float]:
@@ -82,9 +79,8 @@ def measure_stages(stages: dict[str, tf.data.Dataset], limit: float) -> dict[str
     """
     options = tf.data.Options()
     options.autotune.enabled = False
-    threading = options.threading
-    threading.private_threadpool_size = 1
-    threading.max_intra_op_parallelism = 1
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
 
     seconds_by_stage = {}
     previous_seconds = 0.0
@@ -107,14 +103,12 @@ def summarize_batches(dataset: tf.data.Dataset, batches: int) -> dict[str, Tenso
         for path, tensor in named_tensors:
             keys = ["batch", *path]
             name = "/".join(map(str, keys))
-            if name not in summaries:
-                dtype = tensor.dtype.name
-                shape = tuple(tensor.shape)
-                summaries[name] = TensorSummary(f"{dtype} {shape}")
+            shape = tuple(tensor.shape)
+            new_summary = TensorSummary(f"{tensor.dtype.name} {shape}")
+            summary = summaries.setdefault(name, new_summary)
 
             # Texts and sparse tensors are no arrays of numbers.
             values = np.asarray(tensor)
             if values.dtype != object:
-                summary = summaries[name]
                 summary.add(values, number)
     return summaries

@@ -51,7 +51,6 @@ from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_action
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import find_early_stopping_mistakes
 from trainer_kit.runtime.collectives import barrier, broadcast_text, worker_count
-from trainer_kit.telemetry.device_usage import DeviceUsage
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.summary_manager import TensorBoardOptions
@@ -460,8 +459,8 @@ def assemble_callbacks(
     if early_stopping is not None:
         callbacks.append(early_stopping)
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
-    usage = DeviceUsage(getattr(config.runtime, "peak_flops", None))
-    callbacks.append(MetricsReporter(writer, batch_size, best, usage))
+    peak_flops = getattr(config.runtime, "peak_flops", None)
+    callbacks.append(MetricsReporter(writer, batch_size, best, peak_flops))
 
     if sidecar is not None:
         callbacks.append(RecordSidecarEvaluation(sidecar, writer))

@@ -15,7 +15,6 @@ from pydantic import JsonValue
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, find_trainer_kit_error
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.goodput import read_goodput
 from trainer_kit.evals.ledger import extract_scalars
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
@@ -26,6 +25,7 @@ from trainer_kit.run.progress import REPORT_PHASE
 from trainer_kit.runtime.collectives import all_gather
 from trainer_kit.runtime.devices import get_thread_counts, has_only_cpus
 from trainer_kit.telemetry.flops import describe_model_cost
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.report_lines import format_best
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, advise_on_time

@@ -54,6 +54,7 @@ from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
 from trainer_kit.serving.recorded_model import describe_model
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.current_activity import ActivityWatcher
+from trainer_kit.telemetry.device_usage import reset_peak_memory
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import format_epoch_progress
@@ -196,6 +197,10 @@ def run_experiment(
         if show_activity is not None:
             activity_watcher = ActivityWatcher(progress, show_activity)
             contexts.enter_context(activity_watcher)
+
+        # The peak of an earlier run in this process, such as another trial of a sweep, is not that
+        # of this run.
+        reset_peak_memory()
 
         # The trainer, with model and optimizer, and the owner of its best checkpoints. From here
         # on the plan has steps in place of epochs and shares.

@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
-from trainer_kit.telemetry.report import CHANGE, MACHINE_FIELDS, Report
+from trainer_kit.telemetry.report import CHANGE, DEVICE_USAGE_FIELDS, Report
 from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number, to_json_number
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class JsonLinesWriter:
 
         The line has the fields "kind", "step", "steps_per_second", "examples_per_second", "seconds"
         and "metrics". If the run has epochs, "epoch" and "step_in_epoch" follow the step. "metrics"
-        contains the report's scalars, with groups and names joined by "/". Those of MACHINE_FIELDS
+        contains the report's scalars, with groups and names joined by "/". The DEVICE_USAGE_FIELDS
         that are known follow, and "reason" if the report has one.
 
         A report whose (kind, step) is already in the file is left out. The report of a changed
@@ -87,7 +87,7 @@ class JsonLinesWriter:
         scalars = flatten_scalars(report.metrics)
         metrics = {name: to_json_number(value) for name, value in scalars.items()}
         record["metrics"] = metrics
-        for name in MACHINE_FIELDS:
+        for name in DEVICE_USAGE_FIELDS:
             value = getattr(report, name)
             if value is not None:
                 record[name] = to_json_number(value)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 CHANGE = "change"
-# The fields of a report that tell how well a loop used the machine, as far as they are known.
-MACHINE_FIELDS = ("tokens_per_second", "flops_utilization", "peak_memory_bytes")
+# The fields of a report that say how well a loop used the devices, as far as that is known.
+DEVICE_USAGE_FIELDS = ("tokens_per_second", "flops_utilization", "peak_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Report:
       tokens_per_second: The same in tokens. None unless the task says how many an example has.
       flops_utilization: The share of the devices' peak that the model's FLOPs use, from 0 to 1.
         None if the peak or the model's FLOPs are not known.
-      peak_memory_bytes: The most memory that one device of this process has used so far. None where
-        devices do not report it.
+      peak_memory_bytes: The most memory that one device of this process has used since the run
+        began. None where devices do not report it.
       seconds: The duration of the loop or the evaluation.
       seconds_left: The time to the last step, by the speed of the run so far with its callbacks,
         saves and evaluations. None if that is not known yet.

@@ -34,7 +34,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.error_report import format_reason
-from trainer_kit.telemetry.report import CHANGE, MACHINE_FIELDS, Report
+from trainer_kit.telemetry.report import CHANGE, DEVICE_USAGE_FIELDS, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
@@ -348,7 +348,7 @@ class TensorBoardWriter:
             return
         kind = "train" if report.kind == "train" else "validation"
         values = dict(report.metrics)
-        for name in ("steps_per_second", "examples_per_second", *MACHINE_FIELDS):
+        for name in ("steps_per_second", "examples_per_second", *DEVICE_USAGE_FIELDS):
             rate = getattr(report, name)
             if rate is not None:
                 values[name] = rate

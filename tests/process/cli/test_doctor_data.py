@@ -118,6 +118,7 @@ def test_a_plain_dataset_has_a_hint_instead_of_stages(capsys: Output) -> None:
     ("arguments", "message"),
     [
         (["tests_doctor_data", "--batches=0"], "--batches=0: give a number of at least 1"),
+        (["tests_doctor_data", "--picture=a.jpg"], "--picture=a.jpg: give a name that ends with"),
         (["tests_doctor_data_tiny", "--batches=1", "--picture=a.png"], "no tensor of the batch"),
     ],
 )

@@ -31,7 +31,7 @@ from tests.process.end_to_end.killed_experiment import (
     train_and_record_points,
 )
 from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
-from trainer_kit.evals.goodput import read_goodput
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.testing import WRITE_POINTS, compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"

@@ -517,7 +517,7 @@ class TrainState:
                 optimizers.append(item)
         slots: list[Variable] = []
         for owner in optimizers:
-            slots += _get_optimizer_variables(owner)
+            slots += list_optimizer_variables(owner)
         others = _native([*slots, *exclude])
         return get_handle_ids([*variables, *others])
 
@@ -571,7 +571,7 @@ class TrainState:
 
         Runs eagerly, on the host.
         """
-        others = _get_optimizer_variables(self._optimizer)
+        others = list_optimizer_variables(self._optimizer)
         sections = self._average_section()
         for section in sections.values():
             # The averages of an optimizer that averages are among its variables.
@@ -604,14 +604,14 @@ class TrainState:
         return _all_finite(self._model.variables)
 
 
-def _get_optimizer_variables(
+def list_optimizer_variables(
     optimizer: Optimizers | None,
 ) -> list[Variable]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
         all_variables: list[Variable] = []
         for item in optimizer.values():
-            all_variables += _get_optimizer_variables(item)
+            all_variables += list_optimizer_variables(item)
         return all_variables
     # It is a method of the optimizers of tf_keras.optimizers.legacy.
     variables = getattr(optimizer, "variables", ())

@@ -18,9 +18,8 @@ from trainer_kit.files import write_bytes
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# The limits of the measurement of the whole, and of each stage.
-_SECONDS = 3.0
-_STAGE_SECONDS = 1.5
+# The limit of each measurement.
+_SECONDS = 2.0
 # The number of images in the picture.
 _IMAGES = 16
 _HINT = (
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture",
         metavar="FILE",
-        help="Saves images of a batch as a picture, such as sample.png.",
+        help="Saves images of a batch as a PNG file, such as sample.png.",
     )
 
 
@@ -46,11 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the speed and the values of the training data.
 
     Raises:
-      UsageError: when the config is wrong, or the picture cannot be drawn.
+      UsageError: when an argument or the config is wrong, or the data has no images.
       DataError: when the data cannot be read, is empty, or has values that are not finite.
     """
     if arguments.batches < 1:
         raise UsageError(f"--batches={arguments.batches}: give a number of at least 1")
+    if arguments.picture and not arguments.picture.endswith(".png"):
+        raise UsageError(f"--picture={arguments.picture}: give a name that ends with .png")
     config, task_type = resolve_task(arguments)
 
     # These import TensorFlow, after mistakes in the arguments were reported.
@@ -65,9 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         params: Any = getattr(config.task, "train_data", None)
         build_inputs = get_build_inputs(task, params)
         data = call_build_inputs(build_inputs, params)
-        stages = {}
-        if hasattr(data, "stages"):
-            stages = data.stages(0)
+        stages = data.stages(0) if hasattr(data, "stages") else {}
         if isinstance(data, Source):
             data = data.at(0)
         dataset = with_private_threadpool(data, config.runtime)
@@ -86,36 +85,34 @@ def _examine(
     """
     import keras
 
-    from trainer_kit.inputs.data_examination import (
-        measure_seconds,
-        measure_stages,
-        summarize_batches,
-    )
+    from trainer_kit.inputs import data_examination
 
     # The speed of the whole, as a run reads it.
-    seconds = measure_seconds(dataset, _SECONDS)
-    milliseconds = 1000 * seconds
+    seconds = data_examination.measure_seconds(dataset, _SECONDS)
     first_batch = next(iter(dataset))
     tensors = keras.tree.flatten(first_batch)
     # Interleaved tasks begin with the number of the task, which has no dimension.
     batch_size = tensors[-1].shape[:1].num_elements()
     rate = batch_size / seconds
+    milliseconds = 1000 * seconds
     print(
         f"without a model: {rate:.0f} examples/s,"
         f" a batch of {batch_size} every {milliseconds:.3g} ms"
     )
+    if arguments.picture:
+        _save_sample(tensors, arguments.picture)
 
     # The stages, one after another.
     title = "milliseconds of each stage for a batch, on one thread:"
     print(title if stages else _HINT)
-    seconds_by_stage = measure_stages(stages, _STAGE_SECONDS)
+    seconds_by_stage = data_examination.measure_stages(stages, _SECONDS)
     for name, stage_seconds in seconds_by_stage.items():
         milliseconds = 1000 * stage_seconds
         print(f"{milliseconds:10.2f}  {name}")
 
     # The values.
     print(f"values in the first {arguments.batches} batches:")
-    summaries = summarize_batches(dataset, arguments.batches)
+    summaries = data_examination.summarize_batches(dataset, arguments.batches)
     problem = ""
     for name, summary in summaries.items():
         line = f"    {name}: {summary.description}"
@@ -125,8 +122,6 @@ def _examine(
         if summary.bad_place:
             problem = f"{name} has a value that is NaN or infinite in {summary.bad_place}"
 
-    if arguments.picture:
-        _save_sample(tensors, arguments.picture)
     if problem:
         raise DataError(problem)
 
@@ -150,8 +145,8 @@ def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
             " 1 or 3]; leave it out"
         )
 
-    numbers = np.asarray(candidates[0][:_IMAGES], np.float32)
-    images = np.nan_to_num(numbers)
+    images = np.asarray(candidates[0][:_IMAGES], np.float32)
+    images = np.where(np.isfinite(images), images, 0.0)
     limits = (images.min(), images.max())
     scaled_images = np.interp(images, limits, (-1.0, 1.0))
     picture = image_grid(scaled_images)

@@ -16,7 +16,7 @@ import tf_keras
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.strict_restore import restore
-from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.checkpoints.state.train_state import TrainState, list_optimizer_variables
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 
 
@@ -393,3 +393,15 @@ def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> N
 
     assert average.resets == 1
     assert other.all_finite()
+
+
+@pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
+def test_the_slots_of_keras_2_optimizers_are_listed(module: Any) -> None:
+    weights = tf.Variable(tf.ones([5]))
+    optimizer = module.Adam()
+    optimizer.apply_gradients([(tf.ones([5]), weights)])
+
+    shapes = [tuple(variable.shape) for variable in list_optimizer_variables({"a": optimizer})]
+
+    # Adam has two slots.
+    assert shapes.count((5,)) == 2

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.builders import report
-from trainer_kit.evals.goodput import read_goodput
 from trainer_kit.process.run_lock import HEARTBEAT
+from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 
 

@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's time that went into training steps that count.
+"""Goodput: the share of a run's time that was spent on training steps that count.
 
 It covers all attempts of a run: the first start, and each start after a stop or a kill. It is read
 from the files of the run. This module does not import TensorFlow.
@@ -6,7 +6,6 @@ from the files of the run. This module does not import TensorFlow.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,21 +20,21 @@ from trainer_kit.telemetry.time_ledger import percent
 
 @dataclass(frozen=True)
 class Goodput:
-    """What became of the time and the steps of a run, over all of its attempts.
+    """How a run has spent its time and its steps, over all of its attempts.
 
-    Steps are counted as far as they were reported. Those of a loop that a kill has cut short are
-    not among them, and its time is neither training nor lost. A killed attempt ends with its last
-    heartbeat, up to 5 seconds before the kill.
+    Only reported steps are counted. If a kill cuts a loop short, its steps are not counted, and its
+    time is neither training nor lost. An attempt begins when it locks the folder of the run, after
+    its imports. It ends with its last heartbeat, which is at most 5 seconds before a kill.
 
     Attributes:
-      attempts: The number of processes that have trained or prepared to train.
-      steps: The steps that count.
-      lost_steps: The steps that were trained again, after a kill or a rollback.
-      seconds: The time from the first start to the last sign of life. The time after an attempt
-        that had finished its run is left out.
+      attempts: The number of attempts.
+      steps: The number of steps that count.
+      lost_steps: The number of steps that were trained again, after a kill or a rollback.
+      seconds: The time from the first start to the end, without the time between the end of a
+        finished run and its continuation.
       training_seconds: The time of the steps that count, with their wait for data.
       lost_seconds: The time of the lost steps.
-      waiting_seconds: The time between attempts.
+      waiting_seconds: The time between an attempt that did not finish and the next one.
     """
 
     attempts: int
@@ -49,9 +48,7 @@ class Goodput:
     @property
     def share(self) -> float:
         """The goodput: the share of the time in steps that count, from 0 to 1."""
-        if self.seconds <= 0:
-            return 0.0
-        return self.training_seconds / self.seconds
+        return self.training_seconds / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
         return (
@@ -66,8 +63,8 @@ def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None)
 
     Args:
       model_dir: The folder of the run.
-      now: The time at which the current attempt is known to live, with a time zone. None: its last
-        heartbeat.
+      now: The current time, with a time zone, if the last attempt is still running. None means that
+        it ends with its last heartbeat.
 
     Raises:
       StorageError: when a file cannot be read.
@@ -76,24 +73,23 @@ def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None)
     if heartbeat is None:
         return None
     attempts = [*heartbeat.get("earlier", ()), heartbeat]
-    begin = datetime.fromisoformat(attempts[0]["started"])
-    end = now or datetime.fromisoformat(heartbeat["beat"])
-    lifetime = end - begin
-    seconds = lifetime.total_seconds()
+    begins = [datetime.fromisoformat(attempt["started"]) for attempt in attempts]
+    ends = [datetime.fromisoformat(attempt["beat"]) for attempt in attempts]
+    ends[-1] = now or ends[-1]
 
+    lifetime = ends[-1] - begins[0]
+    seconds = lifetime.total_seconds()
     waiting_seconds = 0.0
-    for attempt, next_attempt in itertools.pairwise(attempts):
-        attempt_end = datetime.fromisoformat(attempt["beat"])
-        next_begin = datetime.fromisoformat(next_attempt["started"])
-        pause = (next_begin - attempt_end).total_seconds()
+    for attempt, end, next_begin in zip(attempts, ends, begins[1:], strict=False):
+        pause = (next_begin - end).total_seconds()
         if attempt["ended"] == "done":
             seconds -= pause
         else:
             waiting_seconds += pause
 
     metrics_path = os.path.join(model_dir, "metrics.jsonl")
-    steps, training_seconds = _sum_loops(read_active_history(metrics_path))
     superseded = files.read_json_lines(superseded_path(metrics_path))
+    steps, training_seconds = _sum_loops(read_active_history(metrics_path))
     lost_steps, lost_seconds = _sum_loops(superseded)
     return Goodput(
         attempts=len(attempts),
