@@ -69,13 +69,12 @@ class Sweep:
         recorded_settings = study.user_attrs.get("settings", settings)
         study.set_user_attr("settings", recorded_settings)
         recorded_tried = recorded_settings["tried"]
-        changes = compare_configs(recorded_settings["config"], base_config)
-        if changes or recorded_tried != tried:
-            listed_changes = ", ".join(map(str, changes))
-            raise UsageError(
-                f"{folder} contains another sweep, {recorded_tried} {listed_changes};"
-                " give another folder"
-            )
+        changes = list(map(str, compare_configs(recorded_settings["config"], base_config)))
+        if recorded_tried != tried:
+            changes.append(f"it has tried {recorded_tried}")
+        if changes:
+            all_changes = "; ".join(changes)
+            raise UsageError(f"{folder} contains another sweep: {all_changes}; give another one")
 
         # Trials that were cut off with an earlier process are the first to continue.
         study_id = storage.get_study_id_from_name(study.study_name)

@@ -22,8 +22,18 @@ RANGE = SweepConfig(trials=3, space={"trainer.train_steps": SearchRange(low=2, h
     ("flags", "sweep_config", "config", "message"),
     [
         (FLAGS, GRID, ExperimentConfig(trainer={"train_steps": 9}), "trainer.train_steps: 0 -> 9"),
-        (FLAGS, RANGE, ExperimentConfig(), "contains another sweep, --experiment=digits {"),
-        (["--experiment=other"], GRID, ExperimentConfig(), "another sweep, --experiment=digits {"),
+        (
+            FLAGS,
+            RANGE,
+            ExperimentConfig(),
+            "contains another sweep: it has tried --experiment=digits {",
+        ),
+        (
+            ["--experiment=other"],
+            GRID,
+            ExperimentConfig(),
+            "another sweep: it has tried --experiment=digits {",
+        ),
     ],
 )
 def test_another_sweep_in_the_folder_is_refused(
