@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -49,6 +50,8 @@ class Sweep:
         self._config = config
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        # It warns of each evaluation that a continued trial repeats, and ignores it.
+        warnings.filterwarnings("ignore", module="optuna")
         path = os.path.join(folder, "study.db")
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
         is_higher_better = base_config.trainer.best_checkpoint_metric_comp == "higher"
@@ -160,7 +163,6 @@ class Sweep:
         number = trial.number
         message = runner.receive()
         if isinstance(message, Evaluated):
-            # Optuna ignores an evaluation that a killed run repeats.
             trial.report(message.value, message.step)
             is_pruned = trial.should_prune()
             runner.send(is_pruned)
@@ -185,8 +187,7 @@ class Sweep:
             outcome = f"failed: {error}"
         elif final.get("stopped") == PRUNED:
             self.study.tell(trial, state=TrialState.PRUNED)
-            step = final["step"]
-            outcome = f"was pruned at step {step}"
+            outcome = f"was pruned at step {final['step']}"
         else:
             best = final["best"]
             metric = best["metric"]
