@@ -15,13 +15,14 @@ from trainer_kit.sweeps.sweep import Sweep
 
 FLAGS = ["--experiment=digits"]
 GRID = SweepConfig(sampler="grid", space={"trainer.train_steps": SearchRange(choices=(2, 3))})
+LONGER = ExperimentConfig().replace(trainer={"train_steps": 9})
 RANGE = SweepConfig(trials=3, space={"trainer.train_steps": SearchRange(low=2, high=30)})
 
 
 @pytest.mark.parametrize(
     ("flags", "sweep_config", "config", "message"),
     [
-        (FLAGS, GRID, ExperimentConfig(trainer={"train_steps": 9}), "trainer.train_steps: 0 -> 9"),
+        (FLAGS, GRID, LONGER, "trainer.train_steps: 0 -> 9"),
         (
             FLAGS,
             RANGE,
