@@ -95,8 +95,7 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
-    watcher = threading.Thread(target=end_with_sweep, args=[descriptor], daemon=True)
-    watcher.start()
+    threading.Thread(target=end_with_sweep, args=[descriptor], daemon=True).start()
 
     connection = Connection(descriptor)
     # The connection ends with the sweep.

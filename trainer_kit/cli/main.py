@@ -194,7 +194,7 @@ def _handle_broken_pipe(arguments: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             os.dup2(null_device, stream.fileno())
-    checks = arguments.verb in ("check", "doctor")
+    checks = arguments.verb in ("check", "doctor", "sweep")
     writes = getattr(arguments, "output", "")
     shows = not checks and not writes
     return ExitCode.DONE if shows else 128 + signal.SIGPIPE

@@ -1,33 +1,28 @@
-"""Runs the trials of a sweep, several at a time, and records them in Optuna's storage.
+"""Runs the trials of a sweep, several at a time. Imports no TensorFlow.
 
-Only one process uses the storage of a sweep. So each trial that is recorded as running when a sweep
-starts was cut off with an earlier process. Imports no TensorFlow.
+Optuna's storage records the trials. Only one process uses it, so a trial that is recorded as
+running when a sweep starts was cut off with an earlier process.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
+import warnings
 from multiprocessing.connection import wait
+from typing import Any
 
 import optuna
-from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import RandomSampler, TPESampler
-from optuna.study import StudyDirection
-from optuna.trial import Trial, TrialState
+from optuna.pruners import MedianPruner, NopPruner
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState
 
 from trainer_kit import files
+from trainer_kit.config.resume_check import compare_configs
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.process.run_directory import read_thread_counts
 from trainer_kit.sweeps.sweep_config import SweepConfig, format_override
 from trainer_kit.sweeps.trial_runner import PRUNED, Evaluated, TrialRunner
-
-# A trial whose process is stopped or killed so often has failed.
-_MAX_ATTEMPTS = 3
-_NAME = "sweep"
-_DIRECTIONS = {"higher": StudyDirection.MAXIMIZE, "lower": StudyDirection.MINIMIZE}
 
 
 class Sweep:
@@ -35,94 +30,81 @@ class Sweep:
 
     Args:
       folder: The folder of the sweep, which exists.
-      flags: The flags of each run, without its model_dir and the values that are tried.
+      flags: The flags of each run, the experiment first, without its model_dir and the values that
+        are tried.
       config: What is tried.
-      runs: The config of the runs without any of the values that are tried, then with each.
+      base_config: The config of the runs without the values that are tried.
 
     Attributes:
-      study: Optuna's study with the trials.
+      study: Optuna's study with the trials. Those that are left wait in it.
 
     Raises:
       UsageError: when the folder contains another sweep.
     """
 
     def __init__(
-        self, folder: str, flags: list[str], config: SweepConfig, runs: list[ExperimentConfig]
+        self, folder: str, flags: list[str], config: SweepConfig, base_config: ExperimentConfig
     ) -> None:
-        options = runs[0].trainer
         self._folder = folder
         self._flags = flags
         self._config = config
-        self._attempts: Counter[int] = Counter()
-
-        # TensorFlow can set most of the runtime section only once in a process.
-        self._shares_processes = True
-        first_runtime = runs[0].runtime
-        for run in runs:
-            runtime = run.runtime.replace(random_seed=first_runtime.random_seed)
-            if runtime != first_runtime:
-                self._shares_processes = False
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        folder_path = os.path.abspath(folder)
-        path = os.path.join(folder_path, "study.db")
-        self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        # It warns of each evaluation that a continued trial repeats, and ignores it.
+        warnings.filterwarnings("ignore", module="optuna")
+        path = os.path.join(folder, "study.db")
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        is_higher_better = base_config.trainer.best_checkpoint_metric_comp == "higher"
         study = optuna.create_study(
-            storage=self._storage,
-            study_name=_NAME,
+            storage=storage,
+            study_name="sweep",
             load_if_exists=True,
-            direction=_DIRECTIONS[options.best_checkpoint_metric_comp],
+            direction="maximize" if is_higher_better else "minimize",
+            pruner=MedianPruner() if config.pruner == "median" else NopPruner(),
         )
-
-        # The trials have to be comparable.
-        space = config.as_dict()["space"]
-        listed_flags = " ".join(flags)
-        command = f"{listed_flags} {space}"
-        recorded_command = study.user_attrs.get("command", command)
-        study.set_user_attr("command", recorded_command)
-        if recorded_command != command:
-            raise UsageError(
-                f"{folder} contains another sweep, {recorded_command}; give another folder"
-            )
-
-        # With the seed of the first start, another one would draw the same values again.
-        earlier_trials = study.trials
-        seed = config.seed + len(earlier_trials)
-        study.sampler = RandomSampler(seed)
-        if config.sampler == "tpe":
-            study.sampler = TPESampler(seed=seed)
-        study.pruner = NopPruner()
-        if config.pruner == "median":
-            study.pruner = MedianPruner()
-        elif config.pruner == "hyperband":
-            # No evaluation comes earlier. An interval in epochs is not known in steps yet.
-            interval = options.validation_interval
-            first_step = interval if isinstance(interval, int) else 1
-            study.pruner = HyperbandPruner(min_resource=first_step)
-
-        # The trials of a grid wait in the study.
-        self._trial_count = config.trials
-        if config.sampler == "grid":
-            ranges = config.space.values()
-            choices = [values.get_labels() for values in ranges]
-            points = itertools.product(*choices)
-            for point in points:
-                labels = dict(zip(config.space, point, strict=True))
-                study.enqueue_trial(labels, skip_if_exists=True)
-            self._trial_count = len(study.trials)
-
+        # With its first seed, a continued sweep would draw the same values again.
+        study.sampler = TPESampler(seed=None if study.trials else config.seed)
         self.study = study
 
-        self._interrupted: list[int] = []
-        for trial in earlier_trials:
-            if trial.state == TrialState.RUNNING:
-                self._interrupted.append(trial.number)
+        # The trials have to be comparable.
+        tried = f"{flags[0]} {config.as_dict()['space']}"
+        settings = {"tried": tried, "config": base_config.as_dict()}
+        recorded_settings = study.user_attrs.get("settings", settings)
+        study.set_user_attr("settings", recorded_settings)
+        recorded_tried = recorded_settings["tried"]
+        changes = list(map(str, compare_configs(recorded_settings["config"], base_config)))
+        if recorded_tried != tried:
+            changes.append(f"it has tried {recorded_tried}")
+        if changes:
+            all_changes = "; ".join(changes)
+            raise UsageError(f"{folder} contains another sweep: {all_changes}; give another one")
 
-    def run(self, jobs: int) -> None:
-        """Runs the trials that are left. A failed trial is recorded, and the others continue.
+        # Trials that were cut off with an earlier process are the first to continue.
+        study_id = storage.get_study_id_from_name(study.study_name)
+        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+            storage.set_trial_state_values(trial_id, TrialState.WAITING)
+
+        # Optuna draws the values of an empty point when its trial starts.
+        points: list[dict[str, Any]] = [{}] * (config.trials - len(study.trials))
+        if config.sampler == "grid":
+            choices = [search_range.get_labels() for search_range in config.space.values()]
+            combinations = itertools.product(*choices)
+            points = [dict(zip(config.space, labels, strict=True)) for labels in combinations]
+        for point in points:
+            study.enqueue_trial(point, skip_if_exists=bool(point))
+
+    def run(self, jobs: int) -> bool:
+        """Runs the trials that are left. The others continue when a trial fails or is killed.
 
         Args:
           jobs: The number of trials at a time. The CPU cores are divided among them.
+
+        Returns:
+          Whether all trials have succeeded or were pruned.
+
+        Raises:
+          UsageError: when the folder of a new trial exists already.
         """
         cores = sorted(os.sched_getaffinity(0))
         runners: list[TrialRunner] = []
@@ -131,66 +113,48 @@ class Sweep:
                 log_path = os.path.join(self._folder, f"worker_{job}.log")
                 # With more jobs than cores, the last ones use all of them.
                 job_cores = cores[job::jobs] or cores
-                runner = TrialRunner(log_path, job_cores)
-                runners.append(runner)
+                runners.append(TrialRunner(log_path, job_cores))
 
             while True:
+                running: dict[Any, TrialRunner] = {}
                 for runner in runners:
                     if runner.trial is None:
                         self._start_next_trial(runner)
-                running = [runner for runner in runners if runner.trial is not None]
+                    if runner.trial is not None:
+                        running[runner.connection] = runner
                 if not running:
-                    return
-
-                connections = [runner.connection for runner in running]
-                ready_connections = wait(connections)
-                for runner in running:
-                    if runner.connection in ready_connections:
-                        self._handle_message(runner)
+                    break
+                for connection in wait(running):
+                    self._handle_message(running[connection])
         finally:
             for runner in runners:
+                runner.terminate()
+            for runner in runners:
                 runner.stop()
+        return not self.study.get_trials(states=[TrialState.FAIL, TrialState.RUNNING])
 
     def _start_next_trial(self, runner: TrialRunner) -> None:
-        """Starts a trial that an earlier start of the sweep has left, else a new one if any."""
-        trials = self.study.trials
-        has_waiting_trial = False
-        for trial in trials:
-            if trial.state == TrialState.WAITING:
-                has_waiting_trial = True
-        if self._interrupted:
-            number = self._interrupted.pop(0)
-            study_id = self._storage.get_study_id_from_name(_NAME)
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
-            next_trial = Trial(self.study, trial_id)
-        elif has_waiting_trial or len(trials) < self._trial_count:
-            next_trial = self.study.ask()
-        else:
+        """Starts the first trial that waits, or continues it in its folder."""
+        if not self.study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
             return
-        for path, values in self._config.space.items():
-            values.suggest(next_trial, path)
-        self._start(runner, next_trial)
+        trial = self.study.ask()
+        is_new = not trial.params
+        model_dir = self._get_model_dir(trial.number)
+        if is_new and os.path.exists(model_dir):
+            raise UsageError(f"{model_dir} is not of this sweep; move it, or give another folder")
 
-    def _start(self, runner: TrialRunner, trial: Trial) -> None:
-        """Starts a trial, or continues it in its folder."""
-        self._attempts[trial.number] += 1
-        model_dir = self._get_model_dir(trial)
-        flags = [*self._flags, f"--model_dir={model_dir}"]
-        values = []
-        for path, value in trial.params.items():
-            override = format_override(path, value)
-            values.append(override)
-            flags.append(f"--params_override={override}")
-        listed_values = ", ".join(values)
+        overrides = []
+        for path, search_range in self._config.space.items():
+            value = search_range.suggest(trial, path)
+            overrides.append(format_override(path, value))
+        all_overrides = ",".join(overrides)
+        flags = [*self._flags, f"--model_dir={model_dir}", f"--params_override={all_overrides}"]
 
         # A run continues with the thread counts that it was started with, and TensorFlow can set
         # them only once in a process.
-        recorded_threads = read_thread_counts(model_dir)
-        has_usual_threads = recorded_threads in (None, runner.threads)
-        shares_process = has_usual_threads and self._shares_processes
-        runner.start(trial, flags, shares_process)
-        verb = "starts" if recorded_threads is None else "continues"
-        print(f"trial {trial.number} {verb}: {listed_values}", flush=True)
+        runner.start(trial, flags, shares_process=is_new)
+        verb = "starts" if is_new else "continues"
+        print(f"trial {trial.number} {verb}: {all_overrides}", flush=True)
 
     def _handle_message(self, runner: TrialRunner) -> None:
         """Records an evaluation or the end of a trial."""
@@ -199,22 +163,18 @@ class Sweep:
         number = trial.number
         message = runner.receive()
         if isinstance(message, Evaluated):
-            # Optuna ignores an evaluation that a killed run repeats.
             trial.report(message.value, message.step)
             is_pruned = trial.should_prune()
             runner.send(is_pruned)
             return
 
-        # The trial has ended.
-        exit_code = message.exit_code
-        was_killed = exit_code < 0
-        was_stopped = exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-        may_continue = self._attempts[number] < _MAX_ATTEMPTS
-        if may_continue and (was_killed or was_stopped):
-            self._start(runner, trial)
+        # The next start of the sweep continues a trial that was killed or stopped.
+        was_stopped = message.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+        if was_stopped or message.exit_code < 0:
+            print(f"trial {number} was cut off: {message.error}", flush=True)
             return
 
-        model_dir = self._get_model_dir(trial)
+        model_dir = self._get_model_dir(number)
         final_path = os.path.join(model_dir, "final.json")
         final = files.read_json(final_path) or {}
         error = message.error
@@ -227,8 +187,7 @@ class Sweep:
             outcome = f"failed: {error}"
         elif final.get("stopped") == PRUNED:
             self.study.tell(trial, state=TrialState.PRUNED)
-            step = final["step"]
-            outcome = f"was pruned at step {step}"
+            outcome = f"was pruned at step {final['step']}"
         else:
             best = final["best"]
             metric = best["metric"]
@@ -237,6 +196,5 @@ class Sweep:
             outcome = f"finished: {metric} {value:.6g}"
         print(f"trial {number} {outcome}", flush=True)
 
-    def _get_model_dir(self, trial: Trial) -> str:
-        name = f"trial_{trial.number:04d}"
-        return os.path.join(self._folder, name)
+    def _get_model_dir(self, number: int) -> str:
+        return os.path.join(self._folder, f"trial_{number:04d}")

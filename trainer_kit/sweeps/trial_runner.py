@@ -24,14 +24,21 @@ _TRIALS_PER_PROCESS = 20
 
 
 class Evaluated(NamedTuple):
-    """A message: an evaluation, after which the process waits for whether the trial ends."""
+    """The message that the trial was evaluated.
+
+    The process then waits for a message that says whether the trial ends.
+
+    Attributes:
+      step: The step.
+      value: The metric that decides.
+    """
 
     step: int
     value: float
 
 
 class Ended(NamedTuple):
-    """A message: the trial has ended.
+    """The message that the trial has ended.
 
     Attributes:
       exit_code: The exit code of the run. Below 0: minus the signal that has killed its process.
@@ -52,14 +59,11 @@ class TrialRunner:
     Attributes:
       trial: The trial that runs. None if none does.
       connection: Where the messages of the process arrive.
-      threads: The thread counts that TensorFlow chooses in the process.
     """
 
     def __init__(self, log_path: str, cores: Sequence[int]) -> None:
         self._log_path = log_path
         self._cores = cores
-        core_count = len(cores)
-        self.threads = {"inter_op": core_count, "intra_op": core_count}
         self._trials_left = 0
         self.trial: Trial | None = None
         self._start_process()
@@ -98,10 +102,12 @@ class TrialRunner:
             self.trial = None
         return message
 
+    def terminate(self) -> None:
+        """Asks the process to end. A trial that still runs saves its state first."""
+        self._process.terminate()
+
     def stop(self) -> None:
-        """Ends the process. A trial that still runs saves its state first."""
-        if self.trial is not None:
-            self._process.terminate()
+        """Waits until the trial and the process have ended."""
         while self.trial is not None:
             if isinstance(self.receive(), Evaluated):
                 self.send(False)

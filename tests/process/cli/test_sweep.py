@@ -31,8 +31,9 @@ def with_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
         ([METRIC, GRID, "--jobs=0"], "error: --jobs=0: give a number above 0"),
         ([METRIC, "--grid=trainer.train_step=1,2"], "did you mean trainer.train_steps"),
         ([METRIC, "--grid=trainer.train_steps=1,many"], "trainer.train_steps"),
+        ([METRIC, "--grid=runtime.executor=default,single_threaded"], "trials of a sweep share a"),
         ([METRIC, "--optuna=none.yaml"], "error: none.yaml: there is no such file"),
-        ([GRID], "error: a sweep needs a metric; give --params_override="),
+        ([GRID], "error: a sweep needs a metric; set trainer.best"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, trainer_kit: Command) -> None:

@@ -22,8 +22,6 @@ optuna = pytest.importorskip("optuna")
 # The numbers of the trials by the order of the values.
 KINDS = ["good", "unlucky", "good1", "good2", "good3", "good4", "bad"]
 _FILE = f"""
-metric: validation_loss
-direction: lower
 sampler: grid
 pruner: median
 space:
@@ -37,6 +35,8 @@ def start_sweep(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]
     (tmp_path / "sweep.yaml").write_text(_FILE)
     arguments = ["--sweep_dir=sweep", "--optuna=sweep.yaml"]
     arguments.append("--import_module=tests.process.end_to_end.swept_experiment")
+    metric = "best_checkpoint_eval_metric=validation_loss,best_checkpoint_metric_comp=lower"
+    arguments.append(f"--params_override={metric}")
     sweeps: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
@@ -72,12 +72,13 @@ def test_a_sweep_continues_after_ctrl_c_and_kills(
     # Ctrl-C before the first trial has begun.
     sweep = start_sweep()
     assert sweep.stdout is not None
-    assert sweep.stdout.readline() == "trial 0 starts: task.kind=good\n"
+    assert sweep.stdout.readline() == 'trial 0 starts: task.kind="good"\n'
     sweep.send_signal(signal.SIGINT)
     output, _ = sweep.communicate(timeout=60)
     assert (sweep.returncode, output) == (ExitCode.INTERRUPTED, "stopped by SIGINT\n")
 
-    # The process of trial 0 is killed, then in trial 2 the sweep. Its process ends, too.
+    # The process of trial 0 is killed, and the sweep goes on. In trial 2 the sweep is killed. Its
+    # process ends, too.
     pauses = [tmp_path / "sweep" / f"trial_000{number}.pause" for number in (0, 2)]
     for pause in pauses:
         pause.touch()
@@ -85,7 +86,7 @@ def test_a_sweep_continues_after_ctrl_c_and_kills(
     _kill_at_pause(None, pauses[0])
     _kill_at_pause(sweep, pauses[1])
 
-    # The rest is left alone.
+    # Both trials continue.
     sweep = start_sweep()
     output, _ = sweep.communicate(timeout=120)
 
@@ -108,5 +109,6 @@ def test_a_sweep_continues_after_ctrl_c_and_kills(
     starts = [len(read_json(run / "manifest.json")["starts"]) for run in runs if run.exists()]
     assert starts == [2, 2, 1, 1, 1, 1]
     assert study.best_value == min(final["best"]["value"] for final in finals)
-    assert "trial 2 continues: task.kind=good1" in output
+    assert 'trial 0 continues: task.kind="good"' in output
+    assert 'trial 2 continues: task.kind="good1"' in output
     assert "trial 6 was pruned at step 5" in output

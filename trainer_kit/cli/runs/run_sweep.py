@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
 from collections.abc import Sequence
 
 from trainer_kit.cli.config_arguments import add_config_arguments
@@ -25,21 +26,21 @@ from trainer_kit.sweeps.sweep_config import SearchRange, SweepConfig, format_ove
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the experiment, what is tried, the folder, and the number of processes."""
     add_config_arguments(parser)
-    grid = "Values to try. May be repeated: all combinations are tried."
-    parser.add_argument("--grid", action="append", default=[], metavar="PATH=V1,V2", help=grid)
-    optuna = "A YAML file with the search space, the sampler and the pruner."
-    parser.add_argument("--optuna", metavar="FILE", help=optuna)
-    folder = "The folder of the sweep. Trial 3 is the run DIR/trial_0003."
-    parser.add_argument("--sweep_dir", dest="output", required=True, metavar="DIR", help=folder)
-    jobs = "The number of trials at a time, which share the CPU cores. Default: 1."
-    parser.add_argument("--jobs", type=int, default=1, help=jobs)
+    grid_help = "Values to try. May be repeated: all combinations are tried."
+    parser.add_argument("--grid", action="append", default=[], metavar="PATH=V1,V2", help=grid_help)
+    optuna_help = "A YAML file with the search space, the sampler and the pruner."
+    parser.add_argument("--optuna", metavar="FILE", help=optuna_help)
+    folder_help = "The folder of the sweep. Trial 3 is the run DIR/trial_0003."
+    parser.add_argument("--sweep_dir", required=True, metavar="DIR", help=folder_help)
+    jobs_help = "The number of trials at a time, which share the CPU cores. Default: 1."
+    parser.add_argument("--jobs", type=int, default=1, help=jobs_help)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the trials that are left, and prints a table of all.
+    """Runs the trials that are left, and prints the command that shows all.
 
     Returns:
-      BUG if a trial has failed, else DONE.
+      DONE if all trials have succeeded or were pruned, else BUG.
 
     Raises:
       UsageError: when Optuna is missing, or the arguments or a value are wrong.
@@ -50,28 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.jobs < 1:
         raise UsageError(f"--jobs={arguments.jobs}: give a number above 0")
     sweep_config = read_sweep_config(arguments)
-    folder = follow_links(arguments.output)
-    flags = build_flags(arguments, sweep_config)
-    folder_flag = f"--model_dir={folder}"
-    configs = resolve_configs([*flags, folder_flag], sweep_config)
-    options = configs[0].trainer
-    if not options.best_checkpoint_eval_metric:
-        raise UsageError(
-            "a sweep needs a metric; give --params_override=trainer.best_checkpoint_eval_metric=..."
-        )
+    folder = follow_links(arguments.sweep_dir)
+    flags = build_flags(arguments)
+    base_config = check_values([*flags, f"--model_dir={folder}"], sweep_config)
+    if not base_config.trainer.best_checkpoint_eval_metric:
+        raise UsageError("a sweep needs a metric; set trainer.best_checkpoint_eval_metric")
 
     # Optuna takes a second to import.
     from trainer_kit.sweeps.sweep import Sweep
 
     with RunLock(folder, names=("sweep.lock", "sweep.json")):
-        sweep = Sweep(folder, flags, sweep_config, configs)
-        sweep.run(arguments.jobs)
-    columns = ("number", "state", "value", "params", "user_attrs")
-    table = sweep.study.trials_dataframe(columns)
-    text = table.to_string(index=False)
-    print(text)
-    has_failed_trial = "FAIL" in table["state"].to_list()
-    return ExitCode.BUG if has_failed_trial else ExitCode.DONE
+        sweep = Sweep(folder, flags, sweep_config, base_config)
+        has_succeeded = sweep.run(arguments.jobs)
+    print(f"to compare the trials: trainer-kit compare {shlex.quote(folder)}")
+    return ExitCode.DONE if has_succeeded else ExitCode.BUG
 
 
 def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
@@ -95,41 +88,41 @@ def read_sweep_config(arguments: argparse.Namespace) -> SweepConfig:
         parsed = yaml_loader.parse(f"[{values}]", "--grid")
         if path in space or not parsed.values:
             raise UsageError(f"--grid={text}: give PATH=V1,V2, and each path once")
-        choices = tuple(parsed.values)
-        space[path] = SearchRange(choices=choices)
+        space[path] = SearchRange(choices=tuple(parsed.values))
     return SweepConfig(sampler="grid", space=space)
 
 
-def build_flags(arguments: argparse.Namespace, sweep_config: SweepConfig) -> list[str]:
+def build_flags(arguments: argparse.Namespace) -> list[str]:
     """Returns the flags of each run, without its model_dir and the values that are tried."""
     flags = [f"--experiment={arguments.experiment}", "--mode=train_and_eval"]
     for name in ("import_module", "config_file", "gin_file", "gin_params", "params_override"):
         values = getattr(arguments, name)
         flags += [f"--{name}={value}" for value in values]
-    override = "--params_override=trainer.best_checkpoint"
-    if sweep_config.metric:
-        flags.append(f"{override}_eval_metric={sweep_config.metric}")
-    if sweep_config.direction:
-        flags.append(f"{override}_metric_comp={sweep_config.direction}")
     return flags
 
 
-def resolve_configs(flags: Sequence[str], sweep_config: SweepConfig) -> list[ExperimentConfig]:
-    """Returns the config without any of the values that are tried, then with each of them.
+def check_values(flags: Sequence[str], sweep_config: SweepConfig) -> ExperimentConfig:
+    """Checks each value that is tried, and returns the config without any of them.
 
     Raises:
       UsageError: with the mistakes in the config, or in the first wrong value.
     """
     overrides = [""]
     for path, search_range in sweep_config.space.items():
-        values = search_range.get_labels() or [search_range.low, search_range.high]
+        values = search_range.choices or (search_range.low, search_range.high)
         overrides += [format_override(path, value) for value in values]
 
-    configs = []
+    configs: list[ExperimentConfig] = []
     for override in overrides:
-        override_flag = f"--params_override={override}"
-        run_flags = parse_flags(["train", *flags, override_flag])
+        run_flags = parse_flags(["train", *flags, f"--params_override={override}"])
         request = build_request(run_flags)
-        resolved = check_request(request)
-        configs.append(resolved.config)
-    return configs
+        config = check_request(request).config
+        configs.append(config)
+
+        base_config = configs[0]
+        runtime = config.runtime.replace(random_seed=base_config.runtime.random_seed)
+        if runtime != base_config.runtime:
+            raise UsageError(
+                f"{override}: the trials of a sweep share a runtime; start a sweep for each value"
+            )
+    return configs[0]
