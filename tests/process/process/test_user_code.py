@@ -45,7 +45,7 @@ def test_the_modules_of_the_user_are_recorded_by_name(
 ) -> None:
     program = tmp_path / "first.py"
     program.write_text("from recorded_shapes import task\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
 
     modules = describe_code(package.Task)["modules"]
 
@@ -68,7 +68,7 @@ def test_the_program_of_a_command_is_not_recorded(
 ) -> None:
     program = tmp_path / "trainer-kit"
     program.write_text("#!/home/ada/environment/bin/python\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
 
     assert "trainer-kit" not in describe_code(package.Task)["modules"]
 
