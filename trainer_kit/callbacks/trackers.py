@@ -146,8 +146,8 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
             # Libraries may even raise SystemExit.
             except BaseException as error:
                 wait_seconds = _RETRY_SECONDS
-                if not self._has_warned:
-                    _LOG.warning("%s failed; the run tries it again later: %r", self.name, error)
+                if is_last_pass or not self._has_warned:
+                    _LOG.warning("%s failed; it gets what is missing later: %r", self.name, error)
                 self._has_warned = True
 
     def _copy_new_reports(self) -> None:

@@ -205,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
 def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the config of a run that begins like that of `config`.
 
-    In it all is due after a few steps. If the run is longer than that, its learning rate and
+    Reports, checkpoints and evaluations are due after a few steps. If the run is longer than that, its learning rate and
     durations stay what they are. A callback has to stop it.
     """
     options = config.trainer

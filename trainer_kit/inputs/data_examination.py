@@ -22,7 +22,7 @@ class TensorSummary:
 
     Attributes:
       description: The dtype and the shape of the first one.
-      lowest: The lowest finite value so far. A text or a sparse tensor has none.
+      lowest: The lowest finite value so far. A tensor that is not examined has none.
       highest: The highest finite value so far.
       bad_place: The row and the batch of the first value that is NaN or infinite, in words. They
         count from 0. "" if all values are finite so far.
@@ -35,7 +35,7 @@ class TensorSummary:
 
     def add(self, values: np.ndarray, batch: int) -> None:
         """Adds the values of a batch, whose first dimension counts the examples."""
-        numbers = values.astype(np.float64)
+        numbers = np.atleast_1d(values).astype(np.float64)
         is_finite = np.isfinite(numbers)
         self.lowest = numbers.min(initial=self.lowest, where=is_finite)
         self.highest = numbers.max(initial=self.highest, where=is_finite)
@@ -101,14 +101,18 @@ def summarize_batches(dataset: tf.data.Dataset, batches: int) -> dict[str, Tenso
     for number, batch in enumerate(dataset.take(batches)):
         named_tensors = keras.tree.flatten_with_path(batch)
         for path, tensor in named_tensors:
+            if tensor is None:
+                continue
             keys = ["batch", *path]
             name = "/".join(map(str, keys))
             shape = tuple(tensor.shape)
             new_summary = TensorSummary(f"{tensor.dtype.name} {shape}")
             summary = summaries.setdefault(name, new_summary)
 
-            # Texts and sparse tensors are no arrays of numbers.
+            # Strings, ragged and sparse tensors become arrays of objects.
             values = np.asarray(tensor)
-            if values.dtype != object:
+            if values.dtype == object:
+                new_summary.description += ", not examined"
+            else:
                 summary.add(values, number)
     return summaries

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from trainer_kit.errors.user_frames import is_user_file
@@ -27,27 +29,33 @@ def describe_code(task_class: type) -> dict[str, Any]:
     Returns:
       `git`: what `read_git_state` returns for the folder of the task's module. For a task in a
       notebook or of an installed package it is the working directory. `modules`: a hash of each
-      source file by its name from the folder that is on sys.path.
+      source file by its path below the folder on sys.path.
     """
     folder = Path.cwd()
     hashes = {}
     for name, module in sorted(sys.modules.items()):
-        # A lazy module would be imported if it were asked for an attribute.
-        attributes = getattr(module, "__dict__", {})
-        # A namespace package has no file.
-        path = Path(attributes.get("__file__") or "").absolute()
+        # The usual access to an attribute would import a lazy module.
+        is_module = issubclass(type(module), ModuleType)
+        attributes = object.__getattribute__(module, "__dict__") if is_module else {}
+        file = attributes.get("__file__")
         # The program of a command, such as bin/trainer-kit, has no suffix.
-        if path.suffix != ".py" or not path.is_file() or not is_user_file(str(path)):
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = Path(file).absolute()
+        if not is_user_file(str(path)):
             continue
         if name == task_class.__module__:
             folder = path.parent
+
         # The module layers.blocks is named layers/blocks.py, wherever the folder of layers is.
         is_package = path.stem == "__init__"
         depth = name.count(".") + is_package
         names = path.parts[-1 - depth :]
-        content = path.read_bytes()
-        digest = hashlib.sha256(content)
-        hashes["/".join(names)] = digest.hexdigest()
+        # A cell of a notebook has no file.
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+            digest = hashlib.sha256(content)
+            hashes["/".join(names)] = digest.hexdigest()
     git_state = read_git_state(folder)
     return {"git": git_state, "modules": hashes}
 

@@ -210,9 +210,12 @@ def run_experiment(
         config = plan.config
 
         # Contexts end in reverse order, so a tracker ends after the writer of its file.
-        for callback in plan.callbacks:
-            if isinstance(callback, Tracker):
-                contexts.enter_context(callback)
+        trackers = [callback for callback in plan.callbacks if isinstance(callback, Tracker)]
+        names = [tracker.name for tracker in trackers]
+        for tracker in trackers:
+            if names.count(tracker.name) > 1:
+                raise UsageError(f"callbacks: the tracker {tracker.name} is given twice; keep one")
+            contexts.enter_context(tracker)
 
         # From here on a signal stops the trainer. One that came earlier ends the run here.
         progress.trainer = trainer

@@ -52,9 +52,9 @@ _LOG = logging.getLogger(__name__)
 class DeviceUsage:
     """Measures the use of the devices after each training loop. Runs eagerly, on the host.
 
-    The utilisation counts the model FLOPs of a step: three times those of the forward pass. What a
-    step computes again, or for metrics, is not in them. Where the FLOPs of the model are not known,
-    or are only a lower bound, no utilisation is reported.
+    The utilisation counts the model FLOPs of a step: three times those of the forward pass.
+    Recomputed activations and metrics do not count. If the FLOPs of the model are not known, or
+    only a lower bound of them, no utilisation is reported.
 
     Args:
       peak_flops: The peak rate of one device from the config, in FLOPs per second. None looks it up

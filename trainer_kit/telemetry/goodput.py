@@ -6,10 +6,12 @@ from the files of the run. This module does not import TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
@@ -59,7 +61,9 @@ class Goodput:
 
 
 def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None) -> Goodput | None:
-    """Returns the goodput of the run in `model_dir`. None if the folder has no heartbeat of a run.
+    """Returns the goodput of the run in `model_dir`.
+
+    Returns None if the folder has no heartbeat of a run, or if its files are damaged.
 
     Args:
       model_dir: The folder of the run.
@@ -72,6 +76,13 @@ def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None)
     heartbeat: Any = read_heartbeat(model_dir)
     if heartbeat is None:
         return None
+    # A value of another type may be in the place of any value of a file.
+    with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+        return _compute_goodput(Path(model_dir), heartbeat, now)
+    return None
+
+
+def _compute_goodput(model_dir: Path, heartbeat: Any, now: datetime | None) -> Goodput:
     attempts = [*heartbeat.get("earlier", ()), heartbeat]
     begins = [datetime.fromisoformat(attempt["started"]) for attempt in attempts]
     ends = [datetime.fromisoformat(attempt["beat"]) for attempt in attempts]
@@ -81,16 +92,19 @@ def read_goodput(model_dir: str | os.PathLike[str], now: datetime | None = None)
     seconds = lifetime.total_seconds()
     waiting_seconds = 0.0
     for attempt, end, next_begin in zip(attempts, ends, begins[1:], strict=False):
-        pause = (next_begin - end).total_seconds()
+        # The clock may have gone back between two attempts.
+        pause = max(0.0, (next_begin - end).total_seconds())
         if attempt["ended"] == "done":
             seconds -= pause
         else:
             waiting_seconds += pause
 
-    metrics_path = os.path.join(model_dir, "metrics.jsonl")
-    superseded = files.read_json_lines(superseded_path(metrics_path))
+    metrics_path = model_dir / "metrics.jsonl"
+    # A kill while lines are moved there leaves some of them twice.
+    superseded_lines = files.read_json_lines(superseded_path(metrics_path))
+    superseded = {str(record): record for record in superseded_lines}
     steps, training_seconds = _sum_loops(read_active_history(metrics_path))
-    lost_steps, lost_seconds = _sum_loops(superseded)
+    lost_steps, lost_seconds = _sum_loops(superseded.values())
     return Goodput(
         attempts=len(attempts),
         steps=steps,

@@ -16,8 +16,8 @@ from trainer_kit.process.error_report import format_reason
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.report_lines import format_report_lines, replace_unprintable
 
-# The lines that wait until the file can be written.
-_MOST_WAITING_LINES = 1000
+# The largest number of lines that wait until the file can be written.
+_MAX_WAITING_LINES = 1000
 
 
 class RunLog(logging.Handler):
@@ -35,7 +35,7 @@ class RunLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.formatter = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
-        self._waiting_lines: deque[str] = deque(maxlen=_MOST_WAITING_LINES)
+        self._waiting_lines: deque[str] = deque(maxlen=_MAX_WAITING_LINES)
         self.path = ""
         self._record_path = ""
 

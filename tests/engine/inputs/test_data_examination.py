@@ -89,3 +89,20 @@ def test_tensors_have_names_and_texts_have_no_range() -> None:
     assert list(summaries) == ["batch/0/image", "batch/0/name", "batch/1"]
     assert (summaries["batch/0/image"].lowest, summaries["batch/0/image"].highest) == (2.0, 2.0)
     assert summaries["batch/0/name"].lowest > summaries["batch/0/name"].highest
+
+
+def test_a_number_that_is_not_finite_has_a_place() -> None:
+    dataset = tf.data.Dataset.from_tensors((np.float32(np.nan), None))
+
+    (summary,) = summarize_batches(dataset, 1).values()
+
+    assert summary.bad_place == "row 0 of batch 0"
+
+
+def test_a_tensor_that_is_not_examined_says_so() -> None:
+    ragged = tf.ragged.constant([[1.0], [np.nan, 2.0]])
+    dataset = tf.data.Dataset.from_tensors(ragged)
+
+    (summary,) = summarize_batches(dataset, 1).values()
+
+    assert summary.description == "float32 (2, None), not examined"

@@ -1025,6 +1025,11 @@ class _NotingTracker(Tracker):
         self.notes.append(end_state)
 
 
+def test_two_trackers_of_one_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the tracker noting is given twice; keep one"):
+        _run(tmp_path, callbacks=[_NotingTracker(), _NotingTracker()])
+
+
 class _EndsEarly(Callback):
     def __init__(self, step: int, error: Exception | None = None) -> None:
         self.step = step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,23 @@ def test_the_program_of_a_command_is_not_recorded(
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
 
     assert "trainer-kit" not in describe_code(package.Task)["modules"]
+
+
+def test_a_lazy_module_is_recorded_and_stays_lazy(
+    package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "optional.py"
+    file.write_text("raise ImportError('it is not installed')\n")
+    spec = importlib.util.spec_from_file_location("recorded_shapes_optional", file)
+    assert spec is not None
+    assert spec.loader is not None
+    loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    monkeypatch.setitem(sys.modules, "recorded_shapes_proxy", None)  # type: ignore[arg-type]
+
+    assert "optional.py" in describe_code(package.Task)["modules"]
 
 
 def test_git_is_asked_in_the_folder_of_the_task(package: ModuleType, tmp_path: Path) -> None:

@@ -79,3 +79,37 @@ def test_the_goodput_of_a_living_run_counts_until_now(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_heartbeat_has_no_goodput(tmp_path: Path) -> None:
     assert read_goodput(tmp_path) is None
+
+
+def test_lines_that_a_kill_has_doubled_count_once(tmp_path: Path) -> None:
+    _write_loops(tmp_path, 10, 40).resume(20)
+    lost_lines = tmp_path / "metrics.superseded.jsonl"
+    lines = lost_lines.read_text()
+    lost_lines.write_text(lines + lines)
+    _write_heartbeat(tmp_path, _attempt(0, 100, None), _attempt(130, 200, "done"))
+
+    goodput = read_goodput(tmp_path)
+
+    assert goodput is not None
+    assert (goodput.lost_steps, goodput.lost_seconds) == (20, 4.0)
+
+
+def test_a_clock_that_went_back_is_no_wait(tmp_path: Path) -> None:
+    _write_heartbeat(tmp_path, _attempt(50, 100, None), _attempt(90, 200, "done"))
+
+    goodput = read_goodput(tmp_path)
+
+    assert goodput is not None
+    assert goodput.waiting_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    "damage", [{"beat": "yesterday"}, {"started": "2026-11-28T10:00:00"}, {"earlier": [{}]}]
+)
+def test_a_damaged_heartbeat_has_no_goodput(damage: dict[str, Any], tmp_path: Path) -> None:
+    attempt = _attempt(0, 100, "done")
+    process = {"host": "a", "pid": 5, "step": 0, "phase": "train"}
+    heartbeat = {**process, **attempt, **damage}
+    (tmp_path / HEARTBEAT).write_text(json.dumps(heartbeat))
+
+    assert read_goodput(tmp_path) is None

@@ -90,7 +90,8 @@ def _examine(
     # The speed of the whole, as a run reads it.
     seconds = data_examination.measure_seconds(dataset, _SECONDS)
     first_batch = next(iter(dataset))
-    tensors = keras.tree.flatten(first_batch)
+    leaves = keras.tree.flatten(first_batch)
+    tensors = [leaf for leaf in leaves if leaf is not None]
     # Interleaved tasks begin with the number of the task, which has no dimension.
     batch_size = tensors[-1].shape[:1].num_elements()
     rate = batch_size / seconds
