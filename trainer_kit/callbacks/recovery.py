@@ -246,7 +246,10 @@ def describe_remedy(error: DivergedError, run: Run) -> str:
             "the weights were still the initial ones, so the cause is the data, the model or the"
             " loss: check them"
         )
-    return "lower the learning rate or clip gradients (global_clipnorm)"
+    return (
+        "lower the learning rate or clip gradients (global_clipnorm), and look at the data"
+        " (trainer-kit doctor data)"
+    )
 
 
 def write_divergence_report(

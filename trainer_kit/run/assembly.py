@@ -318,7 +318,7 @@ def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
     allowed_paths = tuple(plan.options.allow_config_change)
     mistakes = list(find_data_mistakes(data_before, data, plan.changes, allowed_paths))
     if plan.config.trainer.require_exact_resume:
-        advice = "go back, or set it to false to continue with other last bits"
+        advice = "go back, or set it to false to continue with other results"
         problems = describe_differences(before, {**get_versions(), **setup})
         problems += describe_code_changes(before, code)
         mistakes += [
