@@ -205,8 +205,8 @@ def run(arguments: argparse.Namespace) -> int:
 def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the config of a run that begins like that of `config`.
 
-    Reports, checkpoints and evaluations are due after a few steps. If the run is longer than that, its learning rate and
-    durations stay what they are. A callback has to stop it.
+    Reports, checkpoints and evaluations are due after a few steps. If the run is longer than that,
+    its learning rate and durations stay what they are. A callback has to stop it.
     """
     options = config.trainer
     steps = max(_STEPS, options.fuse_steps)
