@@ -21,9 +21,6 @@ from trainer_kit.errors import StorageError, UsageError
 # Levels of a record. Walking a deeper one might exceed Python's recursion limit.
 _MAX_JSON_DEPTH = 100
 
-# Shells expand it only at the beginning of a word.
-_HOME = re.compile(r"(?:^|(?<=[,=]))~(?=/)")
-
 # Called with (write point, path) just before each step of a write. Only fault injection sets it.
 on_write_point: Callable[[str, str], None] | None = None
 
@@ -33,13 +30,24 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(path)
 
 
-def expand_home(text: str) -> str:
-    """Returns `text` with the home of the user in place of `~`, where a path may begin.
+def expand_home(value: Any) -> Any:
+    """Returns a text that begins with ~/ with the home of the user in place of the `~`.
 
-    That is at its beginning, after a comma, and after an equals sign, as in --model_dir=~/runs/a.
+    Any other value is returned as it is.
     """
-    home = os.path.expanduser("~")
-    return home.join(_HOME.split(text))
+    if isinstance(value, str) and value.startswith("~/"):
+        return os.path.expanduser(value)
+    return value
+
+
+def expand_argument(text: str) -> str:
+    """Returns an argument of a command with the home of the user in place of `~`.
+
+    Shells expand it only at the beginning of a word. A path may also begin after a comma and after
+    an equals sign, as in --model_dir=~/runs/a.
+    """
+    parts = re.split(r"([,=])", text)
+    return "".join(map(expand_home, parts))
 
 
 def follow_links(folder: str) -> str:

@@ -26,7 +26,7 @@ from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import get_operative_gin_config, run_gin_second_pass
 from trainer_kit.errors import ExitCode
-from trainer_kit.files import expand_home, follow_links
+from trainer_kit.files import expand_argument, follow_links
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.startup_signals import record_exit_code
@@ -117,8 +117,7 @@ def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code. Prints errors in a few lines."""
-    argv = sys.argv if argv is None else argv
-    argv = list(map(expand_home, argv))
+    argv = list(map(expand_argument, sys.argv if argv is None else argv))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     stderr = cast(TextIO, _CurrentStderr())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=stderr)

@@ -71,7 +71,7 @@ def test_the_home_is_expanded_where_a_path_begins(
     text: str, expanded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert files.expand_home(text) == expanded
+    assert files.expand_argument(text) == expanded
 
 
 def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:

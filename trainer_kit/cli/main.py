@@ -37,7 +37,7 @@ from trainer_kit.cli.doctor import doctor_data, doctor_learning_rate, doctor_res
 from trainer_kit.cli.runs import compare_runs, list_runs, run_sweep
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
-from trainer_kit.files import expand_home
+from trainer_kit.files import expand_argument
 from trainer_kit.process.error_report import print_error, print_to_stderr
 from trainer_kit.process.startup_signals import get_signal_exit_code
 
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
     # argparse itself takes the paths of `show` only before the flags.
-    texts = map(expand_home, sys.argv[1:] if argv is None else argv)
+    texts = map(expand_argument, sys.argv[1:] if argv is None else argv)
     arguments, rest = build_parser().parse_known_args(list(texts))
     if rest:
         has_flags = any(text.startswith("-") for text in rest)

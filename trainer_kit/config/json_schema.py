@@ -50,7 +50,8 @@ class _SchemaBuilder:
     """Describes sections.
 
     Attributes:
-      definitions: The schemas of classes whose sections are not in the config, by class name.
+      definitions: The schemas of classes that others refer to, by class name: those whose sections
+        are not in the config, and those of values that are no sections.
     """
 
     def __init__(self) -> None:
@@ -63,11 +64,10 @@ class _SchemaBuilder:
         for name in get_fields(section_class):
             value = getattr(section, name, None)
             field_schema = self._describe_field(section_class, name, value)
-            text = docs[name].text
-            properties[name] = {"description": text, **field_schema}
+            properties[name] = {"description": docs[name].text, **field_schema}
         for alias, name in section_class.aliases:
             choice = getattr(section_class, name)
-            properties[alias] = _describe_value(type(choice), "type")
+            properties[alias] = self._describe_type(create_field_adapter(type(choice), "type"))
         schema = {
             "description": read_class_summary(section_class),
             "type": "object",
@@ -82,9 +82,8 @@ class _SchemaBuilder:
         alternatives: list[Schema] = [schema, {"enum": [*branches, None]}]
         main_field = section_class.find_main_field(section_class.main_branch)
         if main_field:
-            main_class = branches[section_class.main_branch]
-            main_schema = _describe_value(main_class, main_field)
-            alternatives.append(main_schema)
+            main_adapter = create_field_adapter(branches[section_class.main_branch], main_field)
+            alternatives.append(self._describe_type(main_adapter))
         return {"anyOf": alternatives}
 
     def _describe_field(self, section_class: type[Section], name: str, value: object) -> Schema:
@@ -98,12 +97,10 @@ class _SchemaBuilder:
             section = value
             field_class = type(value)
         if not (field_class or named_class or item_class):
-            return _describe_value(section_class, name)
+            return self._describe_type(create_field_adapter(section_class, name))
 
-        alternatives: list[Schema] = []
-        for member in list_plain_members(annotation):
-            adapter = TypeAdapter(member)
-            alternatives.append(adapter.json_schema())
+        members = list_plain_members(annotation)
+        alternatives = [self._describe_type(TypeAdapter(member)) for member in members]
 
         schema: Schema = {"type": "object", "properties": {}}
         if field_class and (section or named_class):
@@ -119,8 +116,7 @@ class _SchemaBuilder:
                 named_schema = self.describe_section(type(named_section), named_section)
                 schema["properties"][key] = named_schema
         if item_class:
-            item_schema = self._refer_to_class(item_class)
-            schema = {"type": "array", "items": item_schema}
+            schema = {"type": "array", "items": self._refer_to_class(item_class)}
         return {"anyOf": [*alternatives, schema]}
 
     def _refer_to_class(self, section_class: type[Section]) -> Schema:
@@ -132,11 +128,17 @@ class _SchemaBuilder:
             self.definitions[name] = self.describe_section(section_class, None)
         return {"$ref": f"#/$defs/{name}"}
 
+    def _describe_type(self, adapter: TypeAdapter[Any]) -> Schema:
+        """Returns pydantic's schema of a type. It allows anything if pydantic has none.
 
-def _describe_value(section_class: type[Section], name: str) -> Schema:
-    """Returns the schema of a field that is no section. It allows anything if pydantic has none."""
-    adapter = create_field_adapter(section_class, name)
-    try:
-        return adapter.json_schema()
-    except PydanticInvalidForJsonSchema:
-        return {}
+        Its definitions are moved to those of the whole schema, where its references look for them.
+        """
+        # Classes of different modules may have the same name.
+        prefix = f"{len(self.definitions)}."
+        try:
+            schema = adapter.json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+        except PydanticInvalidForJsonSchema:
+            return {}
+        for name, definition in schema.pop("$defs", {}).items():
+            self.definitions[prefix + name] = definition
+        return schema

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import TypedDict
 
 from trainer_kit.config import discovery
 from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.json_schema import create_json_schema
+from trainer_kit.config.schema.configclass import Config, configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.config.sources import yaml_loader
 
@@ -19,6 +23,41 @@ jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parents[3]
 FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("experiments/**/*.yaml")])
 EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/config.py"))
+
+
+class Color(enum.Enum):
+    """A color of the drawing."""
+
+    RED = "red"
+
+
+class _Frame:
+    class Color(enum.Enum):
+        """A color of the frame, with the name of the other class."""
+
+        BLUE = "blue"
+
+
+class _Size(TypedDict):
+    width: int
+
+
+@configclass
+class _Circle(Config):
+    radius: float = 1.0
+
+
+@configclass
+class _Square(Config):
+    side: float = 1.0
+
+
+@configclass
+class _DrawingConfig(TaskConfig):
+    color: Color | None = None
+    sizes: tuple[_Size, ...] = ()
+    shape: _Circle | _Square | None = None
+    frame: _Circle | _Frame.Color | None = None
 
 
 @functools.cache
@@ -89,3 +128,22 @@ def test_a_mistake_is_at_its_path(text: str, monkeypatch: pytest.MonkeyPatch) ->
     mistake = _find_mistake("digits", text)
     assert mistake is not None
     assert mistake.json_path == f"$.{MISTAKES[text]}"
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ({"color": "red", "sizes": [{"width": 3}], "shape": {"side": 2}, "frame": "blue"}, ""),
+        ({"color": "blue"}, "color"),
+        ({"frame": "red"}, "frame"),
+        ({"sizes": [{"width": "3"}]}, "sizes[0].width"),
+        ({"shape": {"side": "wide"}}, "shape.side"),
+    ],
+)
+def test_classes_of_plain_fields_are_described(values: dict[str, Any], path: str) -> None:
+    schema = create_json_schema(ExperimentConfig(task=_DrawingConfig()), "drawing")
+
+    errors = jsonschema.Draft202012Validator(schema).iter_errors({"task": values})
+
+    mistake = jsonschema.exceptions.best_match(errors)
+    assert (mistake.json_path if mistake else "") == (f"$.task.{path}" if path else "")

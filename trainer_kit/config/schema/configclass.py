@@ -282,10 +282,12 @@ def _allow_several(annotation: object) -> Any:
 def _make_strict(annotation: Any) -> Any:
     """Returns `annotation` with every int, float, bool and str inside it made strict.
 
-    A text that begins with ~/ is a path in the home of the user.
+    A text that begins with ~/ is a path in the home of the user, also where any value may come.
     """
     if annotation is str:
         return Annotated[annotation, Strict(), AfterValidator(expand_home)]
+    if annotation is Any:
+        return Annotated[annotation, AfterValidator(expand_home)]
     if annotation in (int, float, bool):
         return Annotated[annotation, Strict()]
     origin = get_origin(annotation)

@@ -29,7 +29,8 @@ def find_last_names(
         only chosen branches have some.
 
     Returns:
-      The layers to use in place of `layer`, and a mistake for each name of no field or of several.
+      The layers to use in place of `layer`, and a mistake for each name of no field, of several, or
+      of one whose whole path `layer` has too.
     """
     sections = get_fields(type(config))
     names = [key for key in layer.values if str(key).isidentifier() and key not in sections]
@@ -42,6 +43,7 @@ def find_last_names(
         # Mistakes in these layers are reported when all layers are merged.
         current, _, _ = merge_layers(config, [*previous_layers, *layers])
         paths_by_name = _group_paths(current)
+        previous = layers
         layers = [replace(layer, values=whole_paths)]
         for name, paths in paths_by_name.items():
             if name not in names or len(paths) > 1:
@@ -54,19 +56,22 @@ def find_last_names(
             is_alias = name in dict(OptimizationConfig.aliases)
             position = 0 if is_alias else len(layers)
             layers.insert(position, new_layer)
+        if layers == previous:
+            break
 
     mistakes = []
     for name in names:
         paths = paths_by_name.get(name, [])
-        if len(paths) == 1:
+        if len(paths) == 1 and paths[0] not in layer.origins:
             continue
         problem = "several fields have this name; write the whole path"
+        if len(paths) == 1:
+            problem = "is given twice; keep one"
         advice = suggest_names("", paths, max_listed=5)
         if not paths:
             problem = NO_SUCH_KEY
             advice = suggest_names(name, list(paths_by_name), max_listed=5)
-        mistake = Mistake(name, problem, advice, layer.find_origin(name))
-        mistakes.append(mistake)
+        mistakes.append(Mistake(name, problem, advice, layer.find_origin(name)))
     return layers, mistakes
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.files import is_remote
+from trainer_kit.files import expand_home, is_remote
 
 # The bytes of length and checksum.
 _HEAD = 12
@@ -166,7 +166,7 @@ def find_matching_files(pattern: str | Sequence[str]) -> list[str]:
     patterns: list[str] = []
     for text in texts:
         parts = [part.strip() for part in text.split(",")]
-        patterns += [part for part in parts if part]
+        patterns += [expand_home(part) for part in parts if part]
 
     for path in patterns:
         if is_remote(path):

@@ -126,7 +126,10 @@ def test_a_compressed_file_is_refused_with_what_to_do(tmp_path: Path, compressio
         RecordFiles([path])
 
 
-def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
+def test_every_form_of_pattern_gives_sorted_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("b-1", "a-2", "a-1", "c"):
         (tmp_path / name).touch()
     base = str(tmp_path)
@@ -136,6 +139,7 @@ def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
     assert find_matching_files(f"{base}/?-*") == expected
     assert find_matching_files(f"{base}/b-1, {base}/a-*") == expected
     assert find_matching_files([f"{base}/b-*,{base}/a-2", f"{base}/a-*"]) == expected
+    assert find_matching_files("~/b-1,~/a-*") == expected
     assert find_matching_files(f"{base}/c") == [f"{base}/c"]
 
 

@@ -47,6 +47,7 @@ _numbers = itertools.count()
 class _PathsConfig(TaskConfig):
     folder: str = ""
     folders: tuple[str, ...] = ()
+    anything: Any = None
 
 
 @pytest.fixture
@@ -262,3 +263,25 @@ def test_a_text_of_the_config_may_begin_with_the_home(
     assert task.folder == resolved.task.folder == "/home/me/data"
     assert task.folders == ("/home/me/a", "b~/c")
     assert resolved.task.train_data.input_path == "/home/me/x.tfrecord"
+
+
+def test_a_path_of_the_home_may_come_where_anything_may(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "copy.yaml"
+    file.write_text("trainer: {callbacks: [{name: jsonl_copy, args: {folder: ~/copies, n: 3}}]}")
+
+    resolved = resolve_config(name, ConfigSources(config_files=(str(file),))).config
+
+    assert resolved.trainer.callbacks[0].args == {"folder": "/home/me/copies", "n": 3}
+    assert _PathsConfig(anything="~/data").anything == "/home/me/data"
+
+
+def test_the_home_is_not_looked_for_inside_a_text(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "freeze.yaml"
+    file.write_text("trainer: {freeze: ['^a=~/b', 'a,~/b']}")
+
+    resolved = resolve_config(name, ConfigSources(config_files=(str(file),))).config
+
+    assert resolved.trainer.freeze == ("^a=~/b", "a,~/b")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.config_builders import sample_experiment
+from trainer_kit.config import merge
 from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources import last_names
 from trainer_kit.errors import ConfigError
 
 SECTION = "trainer.optimizer_config"
@@ -152,6 +155,38 @@ def test_a_name_of_no_field_is_refused_with_near_names(override: str, said: str)
     with pytest.raises(ConfigError) as caught:
         _resolve(override)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train_steps=5,trainer.train_steps=7",
+        "trainer.train_steps=7,train_steps=5",
+        "{train_steps: 5, trainer: {train_steps: 7}}",
+    ],
+)
+def test_a_field_by_both_its_names_is_given_twice(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _resolve(override)
+
+    assert str(caught.value) == (
+        "train_steps (--params_override): is given twice; keep one; there are: trainer.train_steps"
+    )
+
+
+def test_many_names_take_few_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    merges = []
+
+    def merge_layers(*args: Any) -> Any:
+        merges.append(args)
+        return merge.merge_layers(*args)
+
+    monkeypatch.setattr(last_names, "merge_layers", merge_layers)
+    names = ("train_steps", "steps_per_loop", "summary_interval", "checkpoint_interval")
+
+    _resolve("optimizer=sgd,momentum=0.9," + ",".join(f"{name}=4" for name in names))
+
+    assert len(merges) == 3
 
 
 def test_mistakes_of_other_sources_do_not_hide_a_name(tmp_path: Path) -> None:
