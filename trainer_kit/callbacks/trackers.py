@@ -38,6 +38,7 @@ _WAIT_SECONDS = 1.0
 _RETRY_SECONDS = 300.0
 # The longest time that a run waits for a tracker at its end. A preempted machine is soon gone.
 _END_SECONDS: dict[EndState, float] = {"done": 60.0, "failed": 60.0, "stopped": 5.0}
+_REMEDY = "what is missing is copied when the run trains on"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
         self._is_closing.set()
         self._thread.join(_END_SECONDS[self._end_state])
         if self._thread.is_alive():
-            _LOG.warning("%s is not ready yet; the next start copies what is missing", self.name)
+            _LOG.warning("%s is not ready yet; %s", self.name, _REMEDY)
         self._thread = None
 
     def _follow_reports(self) -> None:
@@ -147,7 +148,7 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
             except BaseException as error:
                 wait_seconds = _RETRY_SECONDS
                 if is_last_pass or not self._has_warned:
-                    _LOG.warning("%s failed; it gets what is missing later: %r", self.name, error)
+                    _LOG.warning("%s failed: %r; %s", self.name, error, _REMEDY)
                 self._has_warned = True
 
     def _copy_new_reports(self) -> None:

@@ -117,7 +117,8 @@ class _SchemaBuilder:
                 schema["properties"][key] = named_schema
         if item_class:
             schema = {"type": "array", "items": self._refer_to_class(item_class)}
-        return {"anyOf": [*alternatives, schema]}
+        # Validators name the place of a mistake only outside of alternatives.
+        return {"anyOf": [*alternatives, schema]} if alternatives else schema
 
     def _refer_to_class(self, section_class: type[Section]) -> Schema:
         """Returns the reference to the definition of a class."""

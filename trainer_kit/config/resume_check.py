@@ -20,6 +20,7 @@ from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.fields import flatten_values, list_sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
+from trainer_kit.config.schema.section import Section
 from trainer_kit.config.serialize import parse_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join_keys
@@ -113,7 +114,7 @@ class Change:
         return f"{self.path}: {format_value(self.old)} -> {format_value(self.new)}"
 
 
-def compare_configs(old: Mapping[str, JsonValue], new: ExperimentConfig) -> list[Change]:
+def compare_configs(old: Mapping[str, JsonValue], new: Section) -> list[Change]:
     """Returns what differs between an old and a new config, sorted by path.
 
     When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches.
@@ -122,7 +123,7 @@ def compare_configs(old: Mapping[str, JsonValue], new: ExperimentConfig) -> list
 
     Args:
       old: Plain nested dicts, as in params.yaml.
-      new: The config to compare them with.
+      new: The section to compare them with.
     """
     old_values = dict(_iterate_flattened(old, "")) if old else {}
     new_values = dict(_iterate_flattened(new.as_dict(), ""))

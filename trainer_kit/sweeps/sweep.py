@@ -67,17 +67,23 @@ class Sweep:
         self.study = study
 
         # The trials have to be comparable.
-        tried = f"{flags[0]} {config.as_dict()['space']}"
-        settings = {"tried": tried, "config": base_config.as_dict()}
+        settings = {
+            "experiment": flags[0],
+            "sweep": config.as_dict(),
+            "config": base_config.as_dict(),
+        }
         recorded_settings = study.user_attrs.get("settings", settings)
         study.set_user_attr("settings", recorded_settings)
-        recorded_tried = recorded_settings["tried"]
-        changes = list(map(str, compare_configs(recorded_settings["config"], base_config)))
-        if recorded_tried != tried:
-            changes.append(f"it has tried {recorded_tried}")
-        if changes:
-            all_changes = "; ".join(changes)
-            raise UsageError(f"{folder} contains another sweep: {all_changes}; give another one")
+        changes = compare_configs(recorded_settings["sweep"], config)
+        # A sweep may go on with more trials or another pruner.
+        differences = [str(change) for change in changes if change.path.startswith("space.")]
+        differences += map(str, compare_configs(recorded_settings["config"], base_config))
+        experiment = recorded_settings["experiment"]
+        if experiment != flags[0]:
+            differences.append(f"it tries {experiment}")
+        if differences:
+            text = "; ".join(differences)
+            raise UsageError(f"{folder} contains another sweep: {text}; give another --sweep_dir")
 
         # Trials that were cut off with an earlier process are the first to continue.
         study_id = storage.get_study_id_from_name(study.study_name)
@@ -131,7 +137,13 @@ class Sweep:
                 runner.terminate()
             for runner in runners:
                 runner.stop()
-        return not self.study.get_trials(states=[TrialState.FAIL, TrialState.RUNNING])
+
+        # A trial may have failed before this start of the sweep.
+        failed_trials = self.study.get_trials(states=[TrialState.FAIL])
+        for trial in failed_trials:
+            error = trial.user_attrs["error"]
+            print(f"trial {trial.number} has failed: {error}", flush=True)
+        return not failed_trials and not self.study.get_trials(states=[TrialState.RUNNING])
 
     def _start_next_trial(self, runner: TrialRunner) -> None:
         """Starts the first trial that waits, or continues it in its folder."""

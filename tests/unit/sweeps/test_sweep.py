@@ -27,13 +27,13 @@ RANGE = SweepConfig(trials=3, space={"trainer.train_steps": SearchRange(low=2, h
             FLAGS,
             RANGE,
             ExperimentConfig(),
-            "contains another sweep: it has tried --experiment=digits {",
+            "contains another sweep: space.trainer.train_steps.choices: [2, 3] -> ",
         ),
         (
             ["--experiment=other"],
             GRID,
             ExperimentConfig(),
-            "another sweep: it has tried --experiment=digits {",
+            "another sweep: it tries --experiment=digits; give another --sweep_dir",
         ),
     ],
 )
