@@ -482,7 +482,7 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -
 
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
-    manifest["modules"]["tests.engine.linear_task"] = "0123456789abcdef"
+    manifest["modules"]["tests/engine/linear_task.py"] = "0123456789abcdef"
     (trained_run / "manifest.json").write_text(json.dumps(manifest))
 
     with pytest.raises(UsageError) as refused:
@@ -500,7 +500,7 @@ def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -
         "device",
         "code",
     ]
-    assert "tests.engine.linear_task changed" in lines[-1]
+    assert "tests/engine/linear_task.py changed" in lines[-1]
     assert "replicas: 2 when the run was started, 1 now; go back, or set it to false" in lines[2]
 
 

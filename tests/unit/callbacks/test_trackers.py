@@ -250,8 +250,6 @@ def test_a_tracker_that_hangs_ends_no_run(
 
     (message,) = caplog.messages
     assert message.startswith("recorder is not ready yet; what is missing is copied when")
-        "recorder is not ready yet; what is missing is copied when the run trains on"
-    ]
 
 
 def test_a_preempted_run_does_not_wait_long_for_a_tracker(
