@@ -159,7 +159,7 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
         }
         seedless = {}
         for path, value in summary.config.items():
-            text = json.dumps(value, ensure_ascii=False, default=str)
+            text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
             column = _CONFIG + path
             row[column] = value if isinstance(value, str) else text
             variants.setdefault(column, set()).add(text)

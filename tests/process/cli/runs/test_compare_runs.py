@@ -225,7 +225,7 @@ def test_an_odd_config_hides_no_other_run(capsys: Output, tmp_path: Path) -> Non
         "metric": "trainer: {best_checkpoint_eval_metric: [accuracy]}",
         "number": "trainer: {best_checkpoint_eval_metric: 5}",
         "order": "trainer: {best_checkpoint_eval_metric: a, best_checkpoint_metric_comp: [b]}",
-        "binary": "task: {image: !!binary aGk=}",
+        "binary": "task: {image: !!binary aGk=, images: [!!binary aGk=: 1]}",
     }
     for name, text in params.items():
         _write_run(tmp_path / name, 0.1, 0.25)
