@@ -65,7 +65,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What the files of a run tell about it.
+    """The state, config and metrics of a run, as read from its files.
 
     Attributes:
       folder: The folder.
@@ -222,7 +222,7 @@ def _read_files(folder: Path, damage: list[str]) -> RunSummary:
     trainer = params.get("trainer", {})
     metric = trainer.get("best_checkpoint_eval_metric")
     comparison = trainer.get("best_checkpoint_metric_comp", "higher")
-    if not metric:
+    if not isinstance(metric, str) or not metric or comparison not in ("higher", "lower"):
         # A run that keeps no best is measured by its loss.
         metric = "validation_loss" if "validation_loss" in evaluations else LOSS
         comparison = "lower"

@@ -260,7 +260,8 @@ def _save_traceback(error: BaseException, model_dir: str | None) -> str:
             paths.insert(0, os.path.join(model_dir, "errors", name))
     for path in paths:
         with contextlib.suppress(StorageError):
-            files.write_text(path, text, point="error")
+            # The name of a folder may not be UTF-8.
+            files.write_bytes(path, text.encode(errors="backslashreplace"), point="error")
             return path
     print(text, file=sys.stderr)
     return "above, because no file can be written"

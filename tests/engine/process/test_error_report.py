@@ -49,6 +49,18 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
     assert "Traceback (most recent call last)" in file.read_text()
 
 
+def test_a_traceback_may_contain_a_name_that_is_not_utf_8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.setattr(sys, "argv", ["trainer-kit", "caf\udce9"])
+
+    assert print_error(_raise_error(), model_dir=str(tmp_path)) == 1
+
+    [file] = (tmp_path / "errors").iterdir()
+    assert file.read_text().startswith("command: trainer-kit caf\\udce9\n")
+
+
 def test_without_a_record_the_model_dir_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

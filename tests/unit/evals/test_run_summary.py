@@ -123,6 +123,13 @@ def test_values_come_from_the_files_of_the_run(tmp_path: Path) -> None:
         ({"best_checkpoint_eval_metric": "f1"}, [evaluation(1, f1=0.5)], ("f1", "higher")),
         ({}, [evaluation(1, f1=0.5, validation_loss=1.0)], ("validation_loss", "lower")),
         ({}, [], ("training_loss", "lower")),
+        ({"best_checkpoint_eval_metric": ["f1"]}, [], ("training_loss", "lower")),
+        ({"best_checkpoint_eval_metric": 5}, [], ("training_loss", "lower")),
+        (
+            {"best_checkpoint_eval_metric": "f1", "best_checkpoint_metric_comp": ["higher"]},
+            [evaluation(1, f1=0.5)],
+            ("training_loss", "lower"),
+        ),
     ],
 )
 def test_a_run_that_keeps_no_best_has_a_metric(

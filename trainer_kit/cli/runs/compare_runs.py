@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer_kit import files
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # How the paths of seeds end.
 _SEEDS = (".seed", ".random_seed", ".sampling_seed")
 _CONFIG = "config."
+# A column that runs share if their configs are equal apart from seeds.
+_SEEDLESS_CONFIG = "seedless_config"
 # The columns that are text.
 _TEXTS = frozenset({"run", "state"})
 # More curves in a picture cannot be told apart.
@@ -71,18 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
     runs = read_runs(arguments.folders)
     if not runs:
         folders = ", ".join(arguments.folders)
-        raise UsageError(f"FOLDER: {folders} holds no run; give a folder with runs in it")
+        raise UsageError(f"FOLDER: {folders} contains no run; give a folder with runs in it")
     choice = _choose_metric(runs, arguments.metric, arguments.comparison)
     frame = build_frame(runs, choice)
     paths = [column for column in frame if column.startswith(_CONFIG)]
-    labels = _shorten_paths(paths)
+    groups = group_by_seed(frame, choice, paths)
+    labels = _shorten_paths(paths, {*frame, *groups})
 
     columns = ["run", *paths, "best", "best_step", "last", "steps_per_second", "state"]
     shown_frame = frame[columns].rename(columns=labels)
     title = f"runs by {choice.metric}, best first"
     runs_table = _build_table(title, shown_frame, list_remarks(runs))
     tables = [runs_table]
-    groups = group_by_seed(frame, choice, paths)
     if groups["runs"].max() > 1:
         groups = groups.rename(columns=labels)
         title = "runs that differ only in seeds: mean and standard deviation (std)"
@@ -91,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_tables(tables, sys.stdout)
 
     if arguments.csv:
-        text = frame.to_csv(index=False)
+        text = frame.drop(columns=_SEEDLESS_CONFIG).to_csv(index=False)
         files.write_text(arguments.csv, text)
         print(f"the table is in {arguments.csv}")
     if arguments.plot:
@@ -110,18 +112,18 @@ def _choose_metric(
         if summary.metric:
             own_choice = MetricChoice(summary.metric, summary.comparison)
             own_choices.append(own_choice)
-    # No folder may contain a run.
+    # It is possible that no folder contains a run.
     default_choice = MetricChoice(LOSS, "lower")
     most_common = statistics.mode(own_choices or [default_choice])
     return choose_metric(metric, comparison, most_common, names) or most_common
 
 
-def _shorten_paths(paths: Sequence[str]) -> dict[str, str]:
-    """Returns the last name of each path, or the path itself where paths share a last name."""
+def _shorten_paths(paths: Sequence[str], columns: Collection[str]) -> dict[str, str]:
+    """Returns the last name of each path, or the path itself where that name is not unique."""
     names = [path.rpartition(".")[2] for path in paths]
     labels = {}
     for path, name in zip(paths, names, strict=True):
-        is_unique = names.count(name) == 1
+        is_unique = names.count(name) == 1 and name not in columns
         labels[path] = name if is_unique else path
     return labels
 
@@ -137,6 +139,7 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
     import pandas
 
     rows = []
+    variants: dict[str, set[str]] = {}
     for name, summary in runs.items():
         curve = summary.read_curve(choice.metric)
         best = find_best(curve, choice.comparison)
@@ -154,10 +157,17 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
             "examples_per_second": summary.examples_per_second,
             "last_sign_of_life": summary.updated,
         }
+        seedless = {}
         for path, value in summary.config.items():
-            text = json.dumps(value, ensure_ascii=False)
+            text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
             column = _CONFIG + path
-            row[column] = text.strip('"')
+            row[column] = value if isinstance(value, str) else text
+            variants.setdefault(column, set()).add(text)
+            if not path.endswith(_SEEDS):
+                seedless[path] = text
+        # Without an experiment, as in Keras fit, the config does not have the model.
+        has_model = summary.config.get("experiment") and len(seedless) > 1
+        row[_SEEDLESS_CONFIG] = json.dumps(seedless, sort_keys=True) if has_model else name
         for metric, points in summary.evaluations.items():
             column = f"last.{metric}"
             row[column] = points[-1].value
@@ -168,11 +178,9 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
 
     # Steps stay whole numbers where some runs have none.
     frame = pandas.DataFrame(rows, dtype=object)
-    for column in frame:
-        if column.startswith(_CONFIG):
-            texts = frame[column]
-            if texts.nunique() < 2:
-                del frame[column]
+    for column, texts in variants.items():
+        if len(texts) < 2:
+            del frame[column]
     frame = frame.astype({"best": float, "last": float})
     is_ascending = choice.comparison == "lower"
     return frame.sort_values("best", ascending=is_ascending, kind="stable")
@@ -181,31 +189,27 @@ def build_frame(runs: Mapping[str, RunSummary], choice: MetricChoice) -> DataFra
 def group_by_seed(frame: DataFrame, choice: MetricChoice, paths: Iterable[str]) -> DataFrame:
     """Returns the groups of runs that differ at most in their seeds, the best first.
 
-    A run that has ended as it should and another run are never in one group. The columns are the
-    number of runs, how many of them have a finite value, and the mean and standard deviation of the
-    best and the last value.
+    A run that has ended as it should and another run are never in one group, and neither are runs
+    without an experiment. The columns are the values at `paths` except seeds, the number of runs,
+    how many of them have a finite value, and the mean and standard deviation of the best and the
+    last value.
     """
-    keys = ["ended"]
-    for path in paths:
-        if not path.endswith(_SEEDS):
-            keys.append(path)
-
+    columns = {path: (path, "first") for path in paths if not path.endswith(_SEEDS)}
+    columns |= {
+        "runs": ("best", "size"),
+        "finite": ("best", "count"),
+        "mean best": ("best", "mean"),
+        "std best": ("best", "std"),
+        "mean last": ("last", "mean"),
+        "std last": ("last", "std"),
+    }
     # A folder that contains no run has no step.
     has_step = frame["step"].notna()
-    groups = frame[has_step].groupby(keys, dropna=False)
-    spread = groups.agg(
-        **{
-            "runs": ("best", "size"),
-            "finite": ("best", "count"),
-            "mean best": ("best", "mean"),
-            "std best": ("best", "std"),
-            "mean last": ("last", "mean"),
-            "std last": ("last", "std"),
-        }
-    )
+    groups = frame[has_step].groupby(["ended", _SEEDLESS_CONFIG])
+    spread = groups.agg(**columns)
     is_ascending = choice.comparison == "lower"
     ranked = spread.sort_values("mean best", ascending=is_ascending)
-    return ranked.reset_index()
+    return ranked.reset_index().drop(columns=_SEEDLESS_CONFIG)
 
 
 def _build_table(title: str, frame: DataFrame, notes: Sequence[str] = ()) -> Table:

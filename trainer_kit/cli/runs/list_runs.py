@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from trainer_kit.cli.view.run_status import list_folders, require_folder
 from trainer_kit.cli.view.tables import Table, format_metric, print_tables
@@ -39,25 +40,29 @@ def run(arguments: argparse.Namespace) -> int:
 def read_runs(folders: Sequence[str]) -> dict[str, RunSummary]:
     """Returns the runs in folders, and the folders in them that contain no run, by name.
 
+    A folder that a link leads to is read once, under its own name where both are in a folder.
+
     Raises:
       UsageError: when there is no such folder, or it is a remote one.
     """
-    runs = {}
+    names: dict[Path, str] = {}
     for text in folders:
         folder = require_folder("FOLDER", text)
         paths = [folder] if is_run_folder(folder) else []
         if not paths:
-            for child in list_folders(folder):
+            # A link such as runs/latest comes after the run itself.
+            for child in sorted(list_folders(folder), key=Path.is_symlink):
                 child_runs = list(find_runs(child))
                 paths += child_runs or [child]
 
         for path in paths:
-            name = str(path)
-            # One of several folders stays a part of the name.
-            if len(folders) == 1 and path != folder:
-                name = str(path.relative_to(folder))
-            runs[name] = read_run(path)
-    return runs
+            # With several folders, the name of a run includes its folder.
+            is_short = len(folders) == 1 and path != folder
+            shown_path = path.relative_to(folder) if is_short else path
+            # The name of a folder may not be UTF-8.
+            name = bytes(shown_path).decode(errors="backslashreplace")
+            names.setdefault(path.resolve(), name)
+    return {name: read_run(path) for path, name in names.items()}
 
 
 def build_runs_table(folder: str) -> Table:
@@ -88,7 +93,7 @@ def build_runs_table(folder: str) -> Table:
         rows.append(row)
 
     if not rows:
-        return Table(f"{folder} holds no run yet", (), ())
+        return Table(f"{folder} contains no run yet", (), ())
     return Table(
         f"runs in {folder}",
         ("run", "state", "step", "best", "steps/s", "last sign of life"),

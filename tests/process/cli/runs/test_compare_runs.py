@@ -36,6 +36,7 @@ def _write_run(
     }
     config = {"trainer": trainer, "runtime": {"random_seed": seed}}
     (folder / "params.yaml").write_text(json.dumps(config))
+    write_process(folder / "manifest.json", experiment="rings")
     write_process(folder / "final.json", step=60)
     records = [
         evaluation(10 * number, accuracy=accuracy, loss=1 - accuracy)
@@ -144,6 +145,111 @@ def test_branches_of_other_runs_are_not_changes(tmp_path: Path) -> None:
     assert list(groups["runs"]) == [1, 1, 1]
 
 
+def _read_sections(capsys: Output, folder: Path) -> list[str]:
+    """Returns the tables that `compare` prints for `folder`."""
+    assert main(["compare", str(folder)]) == 0
+    return capsys.readouterr().out.split("\n\n")
+
+
+def test_runs_with_another_branch_are_no_group(capsys: Output, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        _write_run(tmp_path / f"sgd_{seed}", 0.1, seed / 4, seed=seed, sgd={"momentum": 0.5})
+    _write_run(tmp_path / "both", 0.1, 0.75, seed=3, sgd={"momentum": 0.5}, adam={"beta": 0.9})
+
+    _, seeds = _read_sections(capsys, tmp_path)
+
+    assert [line.split()[:4] for line in seeds.splitlines()[2:]] == [
+        ["yes", "1", "1", "0.75"],
+        ["yes", "2", "2", "0.375"],
+    ]
+
+
+def test_a_text_and_a_number_are_no_group(capsys: Output, tmp_path: Path) -> None:
+    _write_run(tmp_path / "text", 0.1, 0.25, power="1")
+    _write_run(tmp_path / "number", 0.1, 0.75, power=1)
+
+    (runs,) = _read_sections(capsys, tmp_path)
+
+    assert "power" in runs.splitlines()[1]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "params.yaml"])
+def test_without_experiment_or_config_runs_are_no_group(
+    name: str, capsys: Output, tmp_path: Path
+) -> None:
+    for seed in (1, 2):
+        _write_run(tmp_path / f"fit_{seed}", 0.1, seed / 4, seed=seed)
+        (tmp_path / f"fit_{seed}" / name).unlink()
+
+    assert len(_read_sections(capsys, tmp_path)) == 1
+
+
+def test_a_link_is_not_a_second_run(capsys: Output, tmp_path: Path) -> None:
+    _write_run(tmp_path / "runs" / "run", 0.1, 0.25)
+    (tmp_path / "runs" / "latest").symlink_to("run")
+    folders = [str(tmp_path / "runs"), str(tmp_path / "runs" / "latest")]
+
+    (runs,) = _read_sections(capsys, tmp_path / "runs")
+    assert [line.split()[0] for line in runs.splitlines()[2:]] == ["run"]
+
+    assert main(["compare", *folders]) == 0
+    assert capsys.readouterr().out.count("finished") == 1
+
+
+def test_texts_are_shown_with_their_own_quotes(tmp_path: Path) -> None:
+    texts = ['say "hi"', 'say "hi', '"quoted"', "quoted"]
+    for number, text in enumerate(texts):
+        _write_run(tmp_path / f"run_{number}", 0.1, 0.25, text=text)
+
+    frame = build_frame(read_runs([str(tmp_path)]), MetricChoice("accuracy", "higher"))
+
+    assert list(frame["config.trainer.optimizer_config.optimizer.text"]) == texts
+
+
+def test_the_columns_of_all_tables_keep_their_names(capsys: Output, tmp_path: Path) -> None:
+    for number in range(4):
+        value = number // 2
+        changed = {"state": value, "best": value, "run": value, "runs": value, "momentum": value}
+        _write_run(tmp_path / f"run_{number}", 0.1, number / 4, seed=number, **changed)
+
+    for table in _read_sections(capsys, tmp_path):
+        header = table.splitlines()[1].split()
+        prefix = "config.trainer.optimizer_config.optimizer"
+        paths = [f"{prefix}.{name}" for name in ("state", "best", "run", "runs")]
+        assert [name for name in header if name.startswith("config.")] == paths
+        assert "momentum" in header
+
+
+def test_an_odd_config_hides_no_other_run(capsys: Output, tmp_path: Path) -> None:
+    params = {
+        "metric": "trainer: {best_checkpoint_eval_metric: [accuracy]}",
+        "number": "trainer: {best_checkpoint_eval_metric: 5}",
+        "order": "trainer: {best_checkpoint_eval_metric: a, best_checkpoint_metric_comp: [b]}",
+        "binary": "task: {image: !!binary aGk=, images: [!!binary aGk=: 1]}",
+    }
+    for name, text in params.items():
+        _write_run(tmp_path / name, 0.1, 0.25)
+        (tmp_path / name / "params.yaml").write_text(text)
+
+    for command in ("runs", "compare"):
+        assert main([command, str(tmp_path)]) == 0
+        assert capsys.readouterr().out.count("finished") == 4
+
+
+def test_the_name_of_a_folder_may_not_be_utf_8(capsys: Output, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    name = os.fsdecode(b"caf\xe9")
+    _write_run(tmp_path / "runs" / name, 0.1, 0.25)
+    _write_run(tmp_path / "runs" / "other", 0.1, 0.5)
+    path = tmp_path / "runs.csv"
+    arguments = [f"--csv={path}", f"--plot={tmp_path}/curves.png"]
+
+    assert main(["compare", str(tmp_path / "runs"), *arguments]) == 0
+
+    assert "\ncaf\\xe9 " in capsys.readouterr().out
+    assert "\ncaf\\xe9," in path.read_text()
+
+
 def test_the_csv_file_has_all_digits_and_metrics(capsys: Output, tmp_path: Path) -> None:
     third = 1 / 3
     _write_run(tmp_path / "runs" / "a", 0.001, third, 0.125)
@@ -158,6 +264,7 @@ def test_the_csv_file_has_all_digits_and_metrics(capsys: Output, tmp_path: Path)
     assert (first["run"], first["best_step"], float(first["best"])) == ("a", "10", third)
     assert (first["last.accuracy"], first["last.loss"]) == ("0.125", "0.875")
     assert first["train.training_loss"] == "0.25"
+    assert not any("seedless" in name for name in first)
     column = "config.trainer.optimizer_config.learning_rate.initial"
     assert (first[column], second[column], empty[column]) == ("0.001", "0.01", "")
     assert empty["state"] == "empty"
@@ -193,7 +300,7 @@ def test_the_picture_has_the_curves_of_the_best_runs(
 def test_mistakes_are_one_message(capsys: Output, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["compare", str(tmp_path / "empty")]) == 2
-    assert f"{tmp_path}/empty holds no run; give a folder" in capsys.readouterr().err
+    assert f"{tmp_path}/empty contains no run; give a folder" in capsys.readouterr().err
 
     write_ledger(tmp_path / "run", evaluation(10, perplexity=2.0))
     assert main(["compare", str(tmp_path), "--metric=perplexity"]) == 2

@@ -53,7 +53,7 @@ def test_a_run_is_a_row_and_an_empty_folder_says_so(capsys: Output, tmp_path: Pa
     assert f"\n{tmp_path}/run  unknown " in capsys.readouterr().out
 
     assert main(["runs", str(tmp_path / "empty")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/empty holds no run yet\n"
+    assert capsys.readouterr().out == f"{tmp_path}/empty contains no run yet\n"
 
 
 @pytest.mark.parametrize(
