@@ -116,10 +116,8 @@ class RunSummary:
 def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
     """Returns the first of the best finite values of a curve, None if there is none."""
     finite_points = [point for point in curve if math.isfinite(point.value)]
-    get_value = attrgetter("value")
-    if comparison == "higher":
-        return max(finite_points, key=get_value, default=None)
-    return min(finite_points, key=get_value, default=None)
+    choose = max if comparison == "higher" else min
+    return choose(finite_points, key=attrgetter("value"), default=None)
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -63,7 +63,7 @@ class Sweep:
             pruner=MedianPruner() if config.pruner == "median" else NopPruner(),
         )
         # With its first seed, a continued sweep would draw the same values again.
-        study.sampler = TPESampler(seed=None if study.trials else config.seed)
+        study.sampler = TPESampler(seed=None if study.trials else 0)
         self.study = study
 
         # The trials have to be comparable.

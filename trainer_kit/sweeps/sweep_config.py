@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from trainer_kit.config.schema.configclass import Config, configclass
-from trainer_kit.config.schema.number_types import NonNegativeInt, PositiveInt
+from trainer_kit.config.schema.number_types import PositiveInt
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -79,14 +79,12 @@ class SweepConfig(Config):
         combinations of choices.
       pruner: What ends a trial early: `median` if its metric is worse than the median of the
         earlier trials at the same step.
-      seed: The seed of the sampler.
       space: The search range of each hyper-parameter, by its path in the config.
     """
 
     trials: PositiveInt = 20
     sampler: Literal["tpe", "grid"] = "tpe"
     pruner: Literal["none", "median"] = "none"
-    seed: NonNegativeInt = 1
     space: dict[str, SearchRange] = Field(default_factory=dict)
 
     def rules(self) -> Iterator[tuple[str, str]]:
