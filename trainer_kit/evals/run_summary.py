@@ -122,7 +122,7 @@ def find_best(curve: Sequence[Point], comparison: str) -> Point | None:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether the folder has any of the files that a run writes."""
-    return any(path for pattern in _RUN_FILES for path in folder.glob(pattern))
+    return any(any(folder.glob(pattern)) for pattern in _RUN_FILES)
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

@@ -106,13 +106,14 @@ def summarize_batches(dataset: tf.data.Dataset, batches: int) -> dict[str, Tenso
             keys = ["batch", *path]
             name = "/".join(map(str, keys))
             shape = tuple(tensor.shape)
-            new_summary = TensorSummary(f"{tensor.dtype.name} {shape}")
-            summary = summaries.setdefault(name, new_summary)
+            description = f"{tensor.dtype.name} {shape}"
 
             # Strings, ragged and sparse tensors become arrays of objects.
             values = np.asarray(tensor)
-            if values.dtype == object:
-                new_summary.description += ", not examined"
-            else:
+            is_examined = values.dtype != object
+            if not is_examined:
+                description += ", not examined"
+            summary = summaries.setdefault(name, TensorSummary(description))
+            if is_examined:
                 summary.add(values, number)
     return summaries

@@ -86,7 +86,8 @@ def test_a_lazy_module_is_recorded_and_stays_lazy(
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     monkeypatch.setitem(sys.modules, spec.name, module)
-    monkeypatch.setitem(sys.modules, "recorded_shapes_proxy", None)  # type: ignore[arg-type]
+    # A module that must not be imported.
+    monkeypatch.setitem(sys.modules, "forbidden", None)  # type: ignore[arg-type]
 
     assert "optional.py" in describe_code(package.Task)["modules"]
 
