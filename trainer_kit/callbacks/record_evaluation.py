@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.telemetry.report import Writer
 
@@ -83,14 +83,14 @@ class RecordSidecarEvaluation(Callback):
     A sidecar that dies before the record evaluates and reports the checkpoint again.
 
     Args:
-      sidecar: The sidecar that evaluates.
+      ledger: The ledger of the sidecar.
       writer: The writer of the reports.
     """
 
     name = "ledger"
 
-    def __init__(self, sidecar: Sidecar, writer: Writer) -> None:
-        self._sidecar = sidecar
+    def __init__(self, ledger: Ledger, writer: Writer) -> None:
+        self._ledger = ledger
         self._writer = writer
 
     def boundary_end(self, run: Run) -> None:
@@ -100,5 +100,5 @@ class RecordSidecarEvaluation(Callback):
         # A record never precedes what it records.
         self._writer.flush()
         seconds = evaluation.seconds_of_sets or evaluation.seconds
-        checkpoint = evaluation.checkpoint
-        self._sidecar.record(evaluation.step, evaluation.logs, seconds, checkpoint)
+        path = os.path.relpath(evaluation.checkpoint, run.directory)
+        self._ledger.append(evaluation.step, evaluation.logs, seconds, path)

@@ -6,92 +6,21 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import is_foreign
 from trainer_kit.errors import NothingToWaitForError
 from trainer_kit.process.run_directory import read_run_id
 
+if TYPE_CHECKING:
+    from trainer_kit.evals.continuous_eval import Sidecar
+
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.25
 _LOG_SECONDS = 300.0
-
-
-class WatchedRun(Protocol):
-    """The information about a training run that an evaluation in another process needs."""
-
-    def is_finished(self) -> bool:
-        """Whether the run will save no more checkpoints."""
-
-    def is_alive(self) -> bool:
-        """Whether anything besides a new checkpoint shows that the run continues."""
-
-    def describe_trainer(self) -> str:
-        """Describes the training process, for messages."""
-
-    def poll_rewind(self) -> int | None:
-        """Returns the step that the run has gone back to since the last call, or None."""
-
-    def get_evaluated_steps(self) -> set[int]:
-        """Returns the steps with a recorded evaluation."""
-
-    def record(
-        self,
-        step: int,
-        logs: Mapping[str, object],
-        seconds: float | Mapping[str, float],
-        checkpoint: str,
-    ) -> None:
-        """Records an evaluation that was reported."""
-
-    def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Keeps the run from removing checkpoints.
-
-        Args:
-          after_step: Checkpoints after this step are kept. None keeps none of them.
-          reading_step: The checkpoint of this step is kept. None keeps none.
-        """
-
-
-class UnmonitoredRun:
-    """A run that is known only by its checkpoints and by `is_finished`.
-
-    `is_finished` indicates whether more checkpoints will come.
-    """
-
-    def __init__(self, is_finished: Callable[[], bool]) -> None:
-        self.is_finished = is_finished
-
-    def is_alive(self) -> bool:
-        """Returns False: there is no sign of life."""
-        return False
-
-    def describe_trainer(self) -> str:
-        """Returns that the training process is not known."""
-        return "it is not known which process trains there"
-
-    def poll_rewind(self) -> int | None:
-        """Returns None: rewinds are not known."""
-        return None
-
-    def get_evaluated_steps(self) -> set[int]:
-        """Returns no steps, since there are no records."""
-        return set()
-
-    def record(
-        self,
-        step: int,
-        logs: Mapping[str, object],
-        seconds: float | Mapping[str, float],
-        checkpoint: str,
-    ) -> None:
-        """Keeps no record."""
-
-    def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Does nothing: the run cannot be informed."""
 
 
 class CheckpointWatcher:
@@ -101,13 +30,13 @@ class CheckpointWatcher:
       directory: The folder of the checkpoints.
       timeout: The seconds to wait for a checkpoint without a sign of life of the run. None waits
         without limit.
-      run: The run that saves the checkpoints.
+      run: What knows the run that saves the checkpoints.
       newest_only: Whether to skip all but the newest checkpoint. Otherwise all come in the order of
         steps.
     """
 
     def __init__(
-        self, directory: str, timeout: float | None, run: WatchedRun, newest_only: bool = False
+        self, directory: str, timeout: float | None, run: Sidecar, newest_only: bool = False
     ) -> None:
         self._directory = directory
         self._timeout = timeout

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -81,7 +80,7 @@ def select_validation_sets(config: ExperimentConfig) -> ExperimentConfig:
 
 
 class Sidecar:
-    """Answers CheckpointWatcher's questions about the run, and records evaluations.
+    """Answers CheckpointWatcher's questions about the run.
 
     Args:
       directory: The run's folder.
@@ -214,22 +213,13 @@ class Sidecar:
         """Returns the recorded steps for this data and config."""
         return set(self._ledger.get_metrics_by_step())
 
-    def record(
-        self,
-        step: int,
-        logs: Mapping[str, object],
-        seconds: float | Mapping[str, float],
-        checkpoint: str,
-    ) -> None:
-        """Records an evaluation after it was reported.
-
-        A sidecar that dies in between reports it again.
-        """
-        path_in_run = os.path.relpath(checkpoint, self._directory.path)
-        self._ledger.append(step, logs, seconds, path_in_run)
-
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Keeps the run from removing checkpoints that are still needed."""
+        """Keeps the run from removing checkpoints.
+
+        Args:
+          after_step: Checkpoints after this step are kept. None keeps none of them.
+          reading_step: The checkpoint of this step is kept. None keeps none.
+        """
         self._lease.protect_checkpoints(after_step, reading_step, self._ledger.lineage)
 
     def _rewind_best(self, step: int) -> None:

@@ -463,7 +463,7 @@ def assemble_callbacks(
     callbacks.append(MetricsReporter(writer, batch_size, best, peak_flops))
 
     if sidecar is not None:
-        callbacks.append(RecordSidecarEvaluation(sidecar, writer))
+        callbacks.append(RecordSidecarEvaluation(history.ledger, writer))
         return callbacks
 
     # The loss is checked after the line of the loop is written.

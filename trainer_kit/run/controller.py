@@ -57,7 +57,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -70,7 +70,8 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.durations import is_due
 from trainer_kit.errors import DataError, DivergedError, StorageError, UsageError
 from trainer_kit.errors.user_exits import convert_system_exit
-from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun, WatchedRun
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
+from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.evaluation_state import (
@@ -637,12 +638,11 @@ class Controller:
         logs = self._finish_boundary(sets, schedule)
         return {**ungroup_single_set(recorded), **logs}
 
-    def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> Logs:
+    def evaluate(self, steps: int = -1) -> Logs:
         """Evaluates the weights of the current step.
 
         Args:
           steps: The number of batches. -1 means all.
-          sets: The names of the validation sets to evaluate, if there are several. None means all.
 
         Returns:
           The logs as NumPy values. Empty when a stop cut the evaluation short.
@@ -655,9 +655,8 @@ class Controller:
           UsageError: when the controller has no evaluator.
         """
         evaluator = _require(self.evaluator, "evaluator")
-        names = sets or list(evaluator.validation_intervals(None))
         try:
-            logs = self._run_evaluation(steps, names, {})
+            logs = self._run_evaluation(steps, evaluator.validation_intervals(None), {})
         except RunStopped:
             return {}
 
@@ -735,9 +734,8 @@ class Controller:
         self,
         steps: int = -1,
         timeout: float | None = None,
-        timeout_fn: Callable[[], bool] | None = None,
         *,
-        watched_run: WatchedRun | None = None,
+        sidecar: Sidecar,
         newest_only: bool = False,
     ) -> Logs:
         """Evaluates the checkpoints in the manager's folder and those that appear there.
@@ -748,9 +746,7 @@ class Controller:
           steps: The number of batches in an evaluation. -1 means all.
           timeout: The seconds to wait for a checkpoint without a sign of life of the run. None
             means no limit.
-          timeout_fn: Returns whether no more checkpoints will come. Used when `watched_run` is
-            None.
-          watched_run: The run that saves the checkpoints. None means that only its folder is known.
+          sidecar: What knows the run that saves the checkpoints.
           newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in
             order.
 
@@ -762,10 +758,8 @@ class Controller:
           NothingToWaitForError: when no checkpoint came in time although the run was not finished.
         """
         logs: Logs = {}
-        run = watched_run or UnmonitoredRun(timeout_fn or (lambda: False))
-        watcher = CheckpointWatcher(
-            self.checkpoint_manager.restore_folder, timeout, run, newest_only
-        )
+        folder = self.checkpoint_manager.restore_folder
+        watcher = CheckpointWatcher(folder, timeout, sidecar, newest_only)
 
         def is_over() -> bool:
             return self.should_stop or bool(self.run.stop_reason)

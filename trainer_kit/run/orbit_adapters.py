@@ -14,7 +14,7 @@ import orbit
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
-from trainer_kit.evals.checkpoint_watcher import WatchedRun
+from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.training.base_trainer import BaseTrainer
@@ -212,25 +212,22 @@ class OrbitController:
         self,
         steps: int,
         timeout: float | None,
-        timeout_fn: Callable[[], bool] | None = None,
         *,
-        watched_run: WatchedRun | None = None,
+        sidecar: Sidecar,
         **_: Any,
     ) -> dict[str, Any]:
         """Evaluates the checkpoints that appear in the manager's folder.
 
-        Orbit takes no `watched_run`, so this tells it only whether that run is finished.
+        Orbit takes no Sidecar, so this tells it only whether the run is finished.
 
         Returns:
           The last logs.
         """
-        if watched_run is not None:
-            timeout_fn = watched_run.is_finished
         return self._call_until_stopped(
             self._orbit_controller.evaluate_continuously,
             steps=steps,
             timeout=timeout,
-            timeout_fn=timeout_fn,
+            timeout_fn=sidecar.is_finished,
         )
 
     def _call_until_stopped(

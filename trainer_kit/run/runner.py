@@ -410,7 +410,7 @@ def _evaluate_checkpoints(
     logs = controller.evaluate_continuously(
         steps=options.validation_steps,
         timeout=options.continuous_eval_timeout,
-        watched_run=sidecar,
+        sidecar=sidecar,
         newest_only=options.continuous_eval.policy == "latest",
     )
     return logs or sidecar.last_metrics()

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Evaluation, Run
 from trainer_kit.callbacks.record_evaluation import RecordEvaluation, RecordSidecarEvaluation
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, remove_best_values
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report, Writer
 
@@ -103,14 +100,14 @@ def test_the_best_so_far_is_no_result_of_an_evaluation(
 class _Reports(Writer):
     """Notes which evaluations are on record when reports are flushed."""
 
-    def __init__(self, sidecar: Sidecar) -> None:
-        self._sidecar = sidecar
-        self.recorded: list[set[int]] = []
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.recorded: list[list[Any]] = []
 
     def write(self, report: Report) -> None: ...
 
     def flush(self) -> None:
-        self.recorded.append(self._sidecar.get_evaluated_steps())
+        self.recorded.append(self._ledger.records())
 
     def close(self) -> None: ...
 
@@ -118,11 +115,9 @@ class _Reports(Writer):
 def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
-    lease = Lease(directory.evals_dir, "side", lambda: ("wait", 0))
-    sidecar = Sidecar(directory, ledger, None, None, lease, 20, tf.Variable(10))
-    reports = _Reports(sidecar)
+    reports = _Reports(ledger)
     run = Run(SimpleNamespace(), str(tmp_path))
-    callback = RecordSidecarEvaluation(sidecar, reports)
+    callback = RecordSidecarEvaluation(ledger, reports)
     logs = {"accuracy": np.float32(0.5), "best_accuracy": 0.75}
     run.evaluation = Evaluation(10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
 
@@ -132,4 +127,4 @@ def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     assert record["step"] == 10
     assert record["checkpoint"] == "ckpt-10"
     assert record["metrics"] == {"accuracy": 0.5}
-    assert reports.recorded == [set()]  # the report comes first
+    assert reports.recorded == [[]]  # the report comes first

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tests.engine.checkpoints.small_run import SmallRun, names, parts
 from trainer_kit.checkpoints.commit import is_foreign, is_saved_by_run, read_commit_record
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import find_newest_checkpoint
-from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.sidecar_lease import Lease
 
 
 def _run(folder: Path, run_id: str = "ours", **arguments: Any) -> SmallRun:
@@ -132,8 +138,12 @@ def test_who_only_reads_passes_over_checkpoints_of_another_run(
 
     assert find_newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
 
+    directory = RunDirectory(str(tmp_path), TrainerConfig(), "side")
+    ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
+    lease = Lease(directory.evals_dir, "side", lambda: ("wait", 0))
+    sidecar = Sidecar(directory, ledger, None, None, lease, 20, tf.Variable(0))
     for newest_only, steps in ((False, [1, 3]), (True, [3])):
-        arrivals = CheckpointWatcher(str(tmp_path), 0, UnmonitoredRun(lambda: True), newest_only)
+        arrivals = CheckpointWatcher(str(tmp_path), 0, sidecar, newest_only)
         taken = itertools.islice(arrivals.follow(lambda: False, contextlib.nullcontext), len(steps))
         assert list(taken) == [f"{tmp_path}/ckpt-{step}" for step in steps]
 

@@ -208,11 +208,10 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
 
     best = start()
     weights = tf.train.Checkpoint(w=tf.Variable(1.0))
+    ledger = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a")
     for step, accuracy in ((10, 0.5), (20, 0.9)):
         best.maybe_export_checkpoint(weights, {"accuracy": accuracy}, step)
-        _create_sidecar(tmp_path).record(
-            step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}")
-        )
+        ledger.append(step, {"accuracy": accuracy}, 0.1, f"ckpt-{step}")
 
     Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="").rewind(10)
 

@@ -16,7 +16,12 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, StopTraining, StorageError, UsageError
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.controller import BoundarySchedule, Controller
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
@@ -565,7 +570,13 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
 
     (tmp_path / "ckpt-8.index").write_bytes(b"broken")
 
-    assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
+    directory = RunDirectory(str(tmp_path), TrainerConfig(), "side")
+    ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="")
+    with Lease(directory.evals_dir, "side", lambda: ("wait", 0)) as lease:
+        sidecar = Sidecar(directory, ledger, None, None, lease, 12, counter.global_step)
+        logs = controller.evaluate_continuously(timeout=0, sidecar=sidecar)
+
+    assert logs == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
     assert "a checkpoint is skipped: " in caplog.text
     assert "ckpt-8 is damaged" in caplog.text

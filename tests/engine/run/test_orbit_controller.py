@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -109,7 +110,8 @@ def test_the_checkpoints_of_a_run_are_evaluated_until_it_ends(tmp_path: Path) ->
     logs: list[Any] = []
     controller = _create_controller(tmp_path, trains=False, eval_actions=[logs.append])
 
-    controller.evaluate_continuously(-1, 0.0, lambda: True)
+    sidecar: Any = SimpleNamespace(is_finished=lambda: True)
+    controller.evaluate_continuously(-1, 0.0, sidecar=sidecar)
 
     assert [float(evaluation["accuracy"]) for evaluation in logs] == [8.0]
 

@@ -6,12 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainer_kit.errors import NothingToWaitForError
 from trainer_kit.evals import checkpoint_watcher
-from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
 
 
 @pytest.fixture(autouse=True)
@@ -19,17 +20,22 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_watcher, "_POLL_SECONDS", 0.01)
 
 
-class Run(UnmonitoredRun):
-    """A run whose answers a test sets."""
+class Run:
+    """Stands for a Sidecar. A test sets its answers."""
 
     def __init__(self, ended: bool = True) -> None:
-        super().__init__(lambda: self.ended)
         self.ended = ended
         self.on_record: set[int] = set()
         self.back: list[int] = []
         self.beats = 0
         self.needs: list[tuple[int | None, int | None]] = []
         self.on_need: Callable[[int | None], None] = lambda reads: None
+
+    def is_finished(self) -> bool:
+        return self.ended
+
+    def describe_trainer(self) -> str:
+        return "the trainer is gone"
 
     def get_evaluated_steps(self) -> set[int]:
         return self.on_record
@@ -56,7 +62,7 @@ def _remove(folder: Path, step: int) -> None:
 
 
 def _follow(
-    folder: Path, run: Run, timeout: float | None = 0, newest_only: bool = False
+    folder: Path, run: Any, timeout: float | None = 0, newest_only: bool = False
 ) -> Iterator[int]:
     arrivals = CheckpointWatcher(str(folder), timeout, run, newest_only)
     for path in arrivals.follow(lambda: False, contextlib.nullcontext):
@@ -197,18 +203,19 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
 
     with pytest.raises(
         NothingToWaitForError,
-        match=rf"continuous_eval_timeout\) in {folder}: {told}; it is not known",
+        match=rf"continuous_eval_timeout\) in {folder}: {told}; the trainer is gone",
     ):
         list(_follow(folder, Run(ended=False), timeout=0.01))
 
     with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
         list(_follow(folder, Run(ended=False), timeout=0.02))
 
-    assert f"waiting for {folder}/ckpt-*.index ({told}); it is not known" in caplog.text
+    assert f"waiting for {folder}/ckpt-*.index ({told}); the trainer is gone" in caplog.text
 
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:
     _save(tmp_path, 10)
-    arrivals = CheckpointWatcher(str(tmp_path), None, Run(ended=False))
+    run: Any = Run(ended=False)
+    arrivals = CheckpointWatcher(str(tmp_path), None, run)
 
     assert list(arrivals.follow(lambda: True, contextlib.nullcontext)) == []
