@@ -6,15 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer_kit.cli.evals import evaluation_to_json
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEvaluation
-from trainer_kit.cli.view.run_status import Settings, read_settings, require_run
+from trainer_kit.cli.view.run_status import read_best_options, require_run
 from trainer_kit.cli.view.tables import Table, format_metric, print_tables
+from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
+from trainer_kit.evals.best.criterion import Criterion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.top is not None and arguments.top < 1:
         raise UsageError(f"--top: must be 1 or more, not {arguments.top}")
     folder = require_run(arguments.model_dir)
-    settings = read_settings(folder)
+    options = read_best_options(folder)
 
     # Without --name, the training run's ledger comes first.
     names = ledgers.require_ledgers(folder, arguments.name)
@@ -68,10 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     evaluations = ledgers.read_evaluations(folder, name)
     if arguments.best is not None:
-        return _show_named(arguments, folder, name, settings, evaluations)
+        return _show_named(arguments, folder, name, options.best_checkpoints, evaluations)
 
     names = ledgers.metric_names(evaluations)
-    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, names)
+    own_choice = MetricChoice(
+        options.best_checkpoint_eval_metric, options.best_checkpoint_metric_comp
+    )
+    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, own_choice, names)
     if choice is None:
         raise UsageError(
             "--metric: is required, because the run keeps no best checkpoint;"
@@ -86,8 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     shown: list[RecordedEvaluation] = []
     for ranking in rankings:
         shown += ranking[:count]
-    best_dir = ledgers.find_best_dir(folder, settings, name)
-    training_best_dir = ledgers.find_best_dir(folder, settings, ledgers.VALIDATION)
+    best_folder = options.best_checkpoint_export_subdir
+    best_dir = ledgers.find_best_dir(folder, best_folder, name)
+    training_best_dir = ledgers.find_best_dir(folder, best_folder, ledgers.VALIDATION)
     best_dirs = [best_dir, training_best_dir]
     _print_evaluations(arguments, folder, choice, shown, best_dirs)
     return ExitCode.DONE
@@ -97,7 +103,7 @@ def _show_named(
     arguments: argparse.Namespace,
     folder: Path,
     name: str,
-    settings: Settings,
+    named_options: Mapping[str, BestCheckpointConfig],
     evaluations: Sequence[RecordedEvaluation],
 ) -> int:
     """Prints the evaluations that trainer.best_checkpoints keeps under a name."""
@@ -106,12 +112,13 @@ def _show_named(
             "--best: always uses the metric and the comparison in trainer.best_checkpoints; leave"
             " out --metric and --comparison"
         )
-    if arguments.best not in settings.named_criteria:
+    if arguments.best not in named_options:
         raise UsageError(
             f"--best: the run keeps no best checkpoint {arguments.best!r}; "
-            f"{suggest_names(arguments.best, list(settings.named_criteria))}"
+            f"{suggest_names(arguments.best, list(named_options))}"
         )
-    criterion = settings.named_criteria[arguments.best]
+    options = named_options[arguments.best]
+    criterion = Criterion(options.metric, options.metric_comp, options.keep, options.min_delta)
     names = ledgers.metric_names(evaluations)
     ledgers.check_metric(
         criterion.metric, names, f"trainer.best_checkpoints.{arguments.best}.metric"

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEvaluation
-from trainer_kit.cli.view.run_status import read_settings, require_run
+from trainer_kit.cli.view.run_status import read_best_options, require_run
 from trainer_kit.cli.view.tables import Table, format_metric, print_tables
 from trainer_kit.errors import ExitCode
 from trainer_kit.telemetry.goodput import read_goodput
@@ -52,8 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         evaluation for evaluations in evaluations_by_ledger.values() for evaluation in evaluations
     ]
     names = ledgers.metric_names(all_evaluations)
-    settings = read_settings(folder)
-    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, names)
+    options = read_best_options(folder)
+    own_choice = MetricChoice(
+        options.best_checkpoint_eval_metric, options.best_checkpoint_metric_comp
+    )
+    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, own_choice, names)
 
     shown: dict[str, list[RecordedEvaluation]] = {}
     for name, evaluations in evaluations_by_ledger.items():

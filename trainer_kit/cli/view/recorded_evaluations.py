@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_kit.checkpoint_names import parse_checkpoint_name
-from trainer_kit.cli.view.run_status import Settings, explain_read_errors, format_names
+from trainer_kit.cli.view.run_status import explain_read_errors, format_names
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation, guess_comparison
@@ -81,7 +81,7 @@ def add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def choose_metric(
     metric: str | None,
     comparison: str | None,
-    own_choice: Settings | MetricChoice,
+    own_choice: MetricChoice,
     names: Sequence[str],
 ) -> MetricChoice | None:
     """Returns the criterion that was asked for, or else the run's own.
@@ -230,15 +230,20 @@ def rank_evaluations(
     return rankings
 
 
-def find_best_dir(folder: Path, settings: Settings, name: str) -> Path | None:
-    """Returns the folder of the best weights of the ledger `name`, None if none are kept.
+def find_best_dir(folder: Path, best_folder: str, name: str) -> Path | None:
+    """Returns the folder of the best weights of a ledger, None if none are kept.
 
     Each sidecar has a separate one.
+
+    Args:
+      folder: The run's folder.
+      best_folder: Its setting best_checkpoint_export_subdir.
+      name: The name of the ledger.
     """
-    if not settings.best_folder or name == EVAL:
+    if not best_folder or name == EVAL:
         return None
     output_dir = _get_output_dir(folder, name)
-    return output_dir / settings.best_folder
+    return output_dir / best_folder
 
 
 def get_named_best_dir(folder: Path, name: str, best_name: str) -> Path:

@@ -9,36 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trainer_kit import files
-from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import StorageError, UsageError, suggest_paths
-from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.evals.run_summary import is_run_folder, read_params
 
+# The fields that decide which checkpoints are the best, and where they are.
+_BEST_FIELDS = (
+    "best_checkpoint_eval_metric",
+    "best_checkpoint_metric_comp",
+    "best_checkpoint_export_subdir",
+    "best_checkpoints",
+)
 # The largest number of names in a message.
 _MAX_LISTED_NAMES = 12
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings in params.yaml that a viewer needs. Missing ones have the config's defaults.
-
-    Attributes:
-      metric: The metric that decides what is best. "" if there is none.
-      comparison: "higher" or "lower": which value is better.
-      best_folder: The name of the best checkpoint's folder. "" if there is none.
-      named_criteria: The criteria of trainer.best_checkpoints by name.
-    """
-
-    metric: str
-    comparison: str
-    best_folder: str
-    named_criteria: Mapping[str, Criterion]
 
 
 def require_folder(argument: str, text: str) -> Path:
@@ -102,42 +89,18 @@ def explain_read_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"{path} cannot be read: {reason}") from error
 
 
-def read_settings(folder: Path) -> Settings:
-    """Returns the settings in params.yaml.
+def read_best_options(folder: Path) -> TrainerConfig:
+    """Returns a TrainerConfig with a run's settings of best checkpoints.
 
-    A missing or malformed value gets the default of the config.
+    They are the defaults if params.yaml is missing or has a wrong value.
     """
     params = read_params(folder / "params.yaml") or {}
-    trainer = params.get("trainer")
-    section = trainer if isinstance(trainer, dict) else {}
-    defaults = TrainerConfig()
-
-    metric = section.get("best_checkpoint_eval_metric")
-    if not isinstance(metric, str):
-        metric = defaults.best_checkpoint_eval_metric
-    comparison = section.get("best_checkpoint_metric_comp")
-    if comparison not in ("higher", "lower"):
-        comparison = defaults.best_checkpoint_metric_comp
-    best_folder = section.get("best_checkpoint_export_subdir")
-    if not isinstance(best_folder, str):
-        best_folder = defaults.best_checkpoint_export_subdir
-
-    named_criteria: dict[str, Criterion] = {}
-    named_sections = section.get("best_checkpoints")
-    if isinstance(named_sections, dict):
-        for name, fields in named_sections.items():
-            # A FieldError is a ValueError.
-            with contextlib.suppress(ValueError, TypeError):
-                options = BestCheckpointConfig(**fields)
-                named_criteria[str(name)] = Criterion(
-                    options.metric, options.metric_comp, options.keep, options.min_delta
-                )
-    return Settings(
-        metric=metric,
-        comparison=comparison,
-        best_folder=best_folder,
-        named_criteria=named_criteria,
-    )
+    # A wrong value may be of any type. A FieldError is a ValueError.
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        trainer = params.get("trainer", {})
+        settings = {name: value for name, value in trainer.items() if name in _BEST_FIELDS}
+        return TrainerConfig(**settings)
+    return TrainerConfig()
 
 
 def list_folders(folder: Path) -> list[Path]:

@@ -9,15 +9,15 @@ import pytest
 
 from tests.process.cli.written_runs import write_params
 from trainer_kit.cli.view.run_status import (
-    Settings,
-    read_settings,
+    read_best_options,
     require_run,
 )
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.run_summary import read_run
 from trainer_kit.process.run_lock import RunLock
 
-_DEFAULTS = Settings("", "higher", "best_ckpt", {})
+_DEFAULTS = TrainerConfig()
 
 
 def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path)
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
         folder = require_run(str(tmp_path))
         assert read_run(folder).state == "starting"
-        assert read_settings(folder) == _DEFAULTS
+        assert read_best_options(folder) == _DEFAULTS
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -43,13 +43,17 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path)
 def test_params_that_are_damaged_or_missing_tell_the_defaults(tmp_path: Path, text: str) -> None:
     if text:
         (tmp_path / "params.yaml").write_bytes(text.encode("latin-1"))
-    assert read_settings(tmp_path) == _DEFAULTS
+    assert read_best_options(tmp_path) == _DEFAULTS
 
 
 def test_params_tell_what_is_best(tmp_path: Path) -> None:
-    best = {"best_checkpoint_eval_metric": "far|loss", "best_checkpoint_metric_comp": "lower"}
-    write_params(tmp_path, best_checkpoint_export_subdir="kept", **best)
-    assert read_settings(tmp_path) == Settings("far|loss", "lower", "kept", {})
+    best = {
+        "best_checkpoint_eval_metric": "far|loss",
+        "best_checkpoint_metric_comp": "lower",
+        "best_checkpoint_export_subdir": "kept",
+    }
+    write_params(tmp_path, **best)
+    assert read_best_options(tmp_path) == TrainerConfig(**best)
 
 
 @pytest.mark.parametrize(
