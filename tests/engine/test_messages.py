@@ -17,7 +17,7 @@ from tests.engine.inputs.one_replica import OneReplica
 from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
-from trainer_kit.errors import DataError, TrainerKitError, UsageError
+from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.fused_batches import stack_batches
@@ -28,7 +28,6 @@ from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage
-from trainer_kit.runtime import tensorflow_internals
 from trainer_kit.runtime.determinism import seed_everything
 
 
@@ -218,11 +217,6 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: seed_everything(-1),
         UsageError,
         r"runtime\.random_seed: -1 is not a seed; use 0 to 4294967295",
-    ),
-    "a dataset of another TensorFlow": (
-        lambda: tensorflow_internals.get_input_datasets(object()),  # type: ignore[arg-type]
-        TrainerKitError,
-        "does not expose what a object is made of .* return a Source",
     ),
 }
 

@@ -1,9 +1,8 @@
 """The private names of TensorFlow that trainer_kit needs. No other module may use one.
 
-Each is wrapped in one function, whose docstring says why no public way exists and what happens in a
-release of TensorFlow without the name. When a name is gone or has changed,
-tests/engine/runtime/test_tensorflow_internals.py fails. Imports are inside the functions, so that
-one missing name costs one feature.
+Each is wrapped in one function, whose docstring says why no public way exists. pyproject.toml
+allows one minor release of TensorFlow, which has all of them. When a name is gone or has changed in
+another release, tests/engine/runtime/test_tensorflow_internals.py fails.
 """
 
 from __future__ import annotations
@@ -20,36 +19,21 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-
-from trainer_kit.errors import TrainerKitError, UsageError
-
-_LOG = logging.getLogger(__name__)
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.ops import gen_random_ops, summary_ops_v2
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 # The global seed of an operation that has a seed, while no global seed is set.
 _DEFAULT_GRAPH_SEED = 87654321
-
-# The value of a setting that a dataset does not have.
-_MISSING = "missing"
 
 
 def single_threaded_executor() -> AbstractContextManager[Any]:
     """Returns a context in which TensorFlow functions run on one thread.
 
-    Runs eagerly, on the host. `tf.function` and `tf.config` choose no executor. Without the name
-    the run does not begin.
-
-    Raises:
-      UsageError: when this TensorFlow cannot do it.
+    Runs eagerly, on the host. `tf.function` and `tf.config` choose no executor.
     """
-    try:
-        from tensorflow.python.eager import context
-
-        return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"runtime.executor=single_threaded: TensorFlow {tf.__version__} has no such executor"
-            f" ({error}); set executor=default"
-        ) from error
+    return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
 
 
 @contextlib.contextmanager
@@ -60,29 +44,16 @@ def restart_operation_seeds() -> Iterator[None]:
 
     `tf.random.set_seed` restarts the seeds too, but then later operations draw the seeds of earlier
     ones again, and all random operations lose their state. The seeds that were drawn cannot be
-    read. Without the name nothing is done, and a warning says so: the seeds then depend on how many
-    random operations were created before.
+    read.
     """
-    try:
-        from tensorflow.python.eager import context
-
-        eager_context = context.context()
-        seed = context.global_seed()
-        # No generator exists before a seed is set.
-        generator = None if seed is None else eager_context._rng
-    except (ImportError, AttributeError) as error:
-        _LOG.warning(
-            "TensorFlow %s does not expose its seed generator (%s): shuffles and random operations"
-            " of the data without a seed of their own may differ after a rollback; give them seeds",
-            *(tf.__version__, error),
-        )
-        yield
-        return
-
+    eager_context = context.context()
+    seed = context.global_seed()
+    # No generator exists before a seed is set.
     if seed is None:
         yield
         return
 
+    generator = eager_context._rng
     eager_context._rng = random.Random(seed)
     try:
         yield
@@ -94,7 +65,7 @@ def has_global_seed() -> bool:
     """Whether `tf.random.set_seed` was called; runs eagerly, on the host.
 
     TensorFlow has no public way to read the global seed. While none is set, an operation that has a
-    seed gets a constant as the global one. In a release with another constant the answer is True.
+    seed gets a constant as the global one.
     """
     return bool(tf.compat.v1.get_seed(1)[0] != _DEFAULT_GRAPH_SEED)
 
@@ -108,8 +79,7 @@ def convert_with_autograph(
     3, stay as they are.
 
     `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked
-    ones too. Without the name it is used for those, and all else stays as it is: an `if` over a
-    tensor in a model then fails.
+    ones too.
 
     Args:
       function: What to convert.
@@ -121,16 +91,11 @@ def convert_with_autograph(
     if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
         function = functools.partial(function)
 
-    try:
-        neither_on_nor_off = _get_outer_control_status()
-        convert = functools.partial(tf.__internal__.autograph.tf_convert, ctx=neither_on_nor_off)
-        if convert_own_code:
-            return convert(function)
-        return convert(functools.partial(function), convert_by_default=False)
-    except AttributeError:
-        if convert_own_code and inspect.isroutine(function):
-            return tf.autograph.to_graph(function)
-        return function
+    neither_on_nor_off = _get_outer_control_status()
+    convert = functools.partial(tf.__internal__.autograph.tf_convert, ctx=neither_on_nor_off)
+    if convert_own_code:
+        return convert(function)
+    return convert(functools.partial(function), convert_by_default=False)
 
 
 @functools.cache
@@ -144,27 +109,17 @@ def _get_outer_control_status() -> Any:
 def get_trackable_class() -> type:
     """Returns the base class of all objects that a checkpoint can contain.
 
-    Hash tables, optimizers and loaded models have no other class in common that is public. Without
-    the name the result is tf.Module, which covers fewer: their variables are not found where a task
-    has them in an attribute.
+    Hash tables, optimizers and loaded models have no other class in common that is public.
     """
-    return _get_tracking_class("Trackable")
+    return tf.__internal__.tracking.Trackable
 
 
 def get_auto_trackable_class() -> type:
     """Returns the class of objects that a checkpoint tracks by their attributes, and only by these.
 
-    Without the name tf.Module is used: best weights of a model with an attribute of the same name
-    as one of tf.Module, such as `name`, could not be written.
+    Objects of the public class tf.Module have attributes of their own, such as `name`.
     """
-    return _get_tracking_class("AutoTrackable")
-
-
-def _get_tracking_class(name: str) -> type:
-    try:
-        return getattr(tf.__internal__.tracking, name)
-    except AttributeError:
-        return tf.Module
+    return tf.__internal__.tracking.AutoTrackable
 
 
 def stop_async_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
@@ -172,18 +127,17 @@ def stop_async_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
 
     A later save starts another thread. TensorFlow leaves the thread to the end of the process: it
     would keep the model, and its copy of every variable, while other runs follow in the same
-    process. Without the names that is what happens.
+    process.
 
     Returns:
-      The error of the last save, if it failed and no later save has raised it. Without the names
-      None: the CheckpointManager still sees that the files of the save are missing, but not why.
+      The error of the last save, if it failed and no later save has raised it.
     """
     # None before the first asynchronous save.
-    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
-    join = getattr(saver, "_join_async_save_thread", None)
-    if join is None:
+    saver = checkpoint._async_checkpointer_impl
+    if saver is None:
         return None
 
+    join = saver._join_async_save_thread
     atexit.unregister(join)
 
     # The failure is returned, so TensorFlow need not log it.
@@ -208,14 +162,11 @@ def get_called_functions(graph: tf.Graph) -> dict[str, tf.Graph]:
     """Returns the graphs of the functions that a traced graph can call, by name.
 
     The names are those that operations of the graph call the functions by. A graph's GraphDef has
-    the functions too, but not the tensors that they capture. Without the private name the result is
-    empty: state that only an inner function writes is not found, and the FLOPs of called functions
-    are not counted. The result of that count names the calls.
+    the functions too, but not the tensors that they capture.
     """
-    functions = getattr(graph, "_functions", {})
     return {
         name: function.graph
-        for name, function in functions.items()
+        for name, function in graph._functions.items()
         if getattr(function, "graph", None) is not None
     }
 
@@ -224,13 +175,9 @@ def add_control_inputs(operation: tf.Operation, others: Sequence[tf.Operation]) 
     """Makes an existing operation of a graph wait for other operations; runs in graph.
 
     `tf.control_dependencies` is for operations that are created inside it, and around the whole
-    step it makes steps of 0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that
-    cannot be read may then come after a write, and a run that fails there goes back to its last
-    checkpoint.
+    step it makes steps of 0.1 ms 4 to 16 % slower.
     """
-    add_inputs = getattr(operation, "_add_control_inputs", None)
-    if add_inputs:
-        add_inputs(list(others))
+    operation._add_control_inputs(list(others))
 
 
 # Stateless operations that draw from a seed of shape [2], by the name of the function that makes
@@ -270,8 +217,7 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
 
     Each replica has a separate stream. As in TensorFlow, operations of one graph that have the same
     seed draw the same numbers: two shuffles stay in step. Operations that run across replicas are
-    left as they are, since the generator differs between replicas. Without the names all operations
-    are left, and the check for an exact resume warns of them.
+    left as they are, since the generator differs between replicas.
 
     Args:
       generator: The generator, created in the scope of the strategy. None: no operation is
@@ -281,16 +227,8 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
         yield
         return
 
-    try:
-        from tensorflow.python.eager.polymorphic_function import function_context
-        from tensorflow.python.ops import gen_random_ops
-
-        make_context = function_context.make_function_context
-        functions = {name: getattr(gen_random_ops, name) for name in _STATELESS_TWINS}
-    except (ImportError, AttributeError):
-        yield
-        return
-
+    make_context = function_context.make_function_context
+    functions = {name: getattr(gen_random_ops, name) for name in _STATELESS_TWINS}
     outer = tf.compat.v1.get_default_graph()
     seeds: dict[Any, tf.Tensor] = {}
 
@@ -342,16 +280,9 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
 def get_resource_variable_class() -> type:
     """Returns the class of the variables that TensorFlow 2 creates on one device.
 
-    `tf.Variable` is an abstract class, whose constructor cannot be used by a subclass. Without the
-    name the class of a new variable is taken.
+    `tf.Variable` is an abstract class, whose constructor cannot be used by a subclass.
     """
-    try:
-        from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
-        return ResourceVariable
-    except ImportError:
-        with tf.init_scope():
-            return type(tf.Variable(0.0, trainable=False))
+    return ResourceVariable
 
 
 def compare_tensors_by_identity(graph: tf.Graph) -> None:
@@ -399,25 +330,16 @@ def freeze_function(
     """Returns the graph of a ConcreteFunction as a GraphDef whose variables are constants.
 
     Runs eagerly, on the host. The public `tf.compat.v1.graph_util` only converts variables of
-    sessions. Without the name nothing can be exported.
+    sessions.
 
     Args:
       function: The function.
       variables: Its variables, and any others.
       operations: The names of the operations to keep, along with what they depend on.
-
-    Raises:
-      UsageError: when this TensorFlow cannot do it.
     """
-    try:
-        from tensorflow.python.framework.convert_to_constants import (
-            convert_variables_to_constants_v2,
-        )
-    except ImportError as error:
-        raise UsageError(
-            f"TensorFlow {tf.__version__} cannot export a graph with its variables ({error}); save"
-            " a checkpoint instead"
-        ) from error
+    # Only an export needs this module.
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
     # A function that was cut out of another one does not know its variables.
     captured_ids = {id(tensor) for tensor in function.captured_inputs}
     function.graph.variables = [
@@ -442,43 +364,22 @@ def _is_inside(graph: tf.Graph | None, outer: tf.Graph) -> bool:
 
 
 def get_input_datasets(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Returns the datasets that a dataset is made from directly.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not expose the inputs: whether a resume is exact is
-        then unknown.
-    """
-    try:
-        return list(dataset._inputs())
-    except AttributeError as error:
-        raise _build_not_exposed_error(dataset, error) from error
+    """Returns the datasets that a dataset is made from directly."""
+    return list(dataset._inputs())
 
 
 def get_dataset_functions(dataset: tf.data.Dataset) -> list[tf.Graph]:
-    """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not expose the functions, which could contain
-        random numbers and Python.
-    """
-    try:
-        return [wrapper.function.graph for wrapper in dataset._functions()]
-    except AttributeError as error:
-        raise _build_not_exposed_error(dataset, error) from error
+    """Returns the graphs of the functions that a dataset calls itself, such as that of a map."""
+    return [wrapper.function.graph for wrapper in dataset._functions()]
 
 
 def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
     """Whether a parallel map, batch or file reader was made with deterministic=False.
 
     The graph of the dataset has the setting too, but contains all arrays in memory: 2 s for 256
-    MiB, and an error from 2 GiB on. Without an answer every parallel map over such arrays would
-    have to count as one in any order.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not expose the setting for a parallel map.
+    MiB, and an error from 2 GiB on. Other datasets have no such attribute.
     """
-    deterministic = getattr(dataset, "_deterministic", _MISSING)
-    _check_settings_exist(dataset, "ParallelMapDataset", deterministic)
+    deterministic = getattr(dataset, "_deterministic", "")
     return str(deterministic).lower() == "false"
 
 
@@ -488,13 +389,8 @@ def is_unseeded(dataset: tf.data.Dataset) -> bool:
     With neither, tf.data keeps two zeros. Both names are needed: a global seed of 0 makes the first
     a zero, and a seed of 0 the second. The graph of the dataset has the seeds too, but contains all
     arrays in memory.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not expose the seeds for a shuffle or
-        Dataset.random.
     """
-    seeds = [getattr(dataset, name, _MISSING) for name in ("_seed", "_seed2")]
-    _check_settings_exist(dataset, "ShuffleDataset RandomDataset", *seeds)
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
@@ -502,33 +398,8 @@ def is_reshuffled_each_iteration(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset is a shuffle that draws another order for each new iterator.
 
     The graph of the dataset has the setting too, but contains all arrays in memory.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not expose the setting for a shuffle.
     """
-    setting = getattr(dataset, "_reshuffle_each_iteration", _MISSING)
-    _check_settings_exist(dataset, "ShuffleDataset", setting)
-    return setting is not False and setting is not _MISSING
-
-
-def _check_settings_exist(dataset: tf.data.Dataset, class_names: str, *settings: Any) -> None:
-    """Raises TrainerKitError when a dataset of one of the classes lacks a setting.
-
-    Datasets of other classes do not have the settings.
-    """
-    has_settings = type(dataset).__name__.lstrip("_") in class_names.split()
-    if has_settings and any(setting is _MISSING for setting in settings):
-        raise _build_not_exposed_error(dataset, "a setting is gone")
-
-
-def _build_not_exposed_error(
-    dataset: tf.data.Dataset, error: AttributeError | str
-) -> TrainerKitError:
-    return TrainerKitError(
-        f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of"
-        f" ({error}), so trainer_kit cannot check whether a resume is exact;"
-        " install the TensorFlow of requirements.lock, or return a Source such as ArraySource"
-    )
+    return getattr(dataset, "_reshuffle_each_iteration", False) is not False
 
 
 class SummaryState:
@@ -536,8 +407,7 @@ class SummaryState:
 
     A callback may begin `writer.as_default()` in one method and end it in another, and the engine's
     contexts begin and end between the two. TensorFlow offers contexts only, which have to be
-    nested. Without the name the code shares the engine's state, and such a callback fails at the
-    end of the training.
+    nested.
     """
 
     _FIELDS = ("is_recording", "is_recording_distribution_strategy", "writer", "step")
@@ -561,24 +431,9 @@ class SummaryState:
             self._write_values(engine_values)
 
     def _read_values(self) -> dict[str, Any]:
-        state = self._get_tensorflow_state()
-        values = {}
-        for name in self._FIELDS:
-            if hasattr(state, name):
-                values[name] = getattr(state, name)
-        return values
+        state = summary_ops_v2._summary_state
+        return {name: getattr(state, name) for name in self._FIELDS}
 
     def _write_values(self, values: Mapping[str, object]) -> None:
-        state = self._get_tensorflow_state()
         for name, value in values.items():
-            setattr(state, name, value)
-
-    @staticmethod
-    @functools.cache
-    def _get_tensorflow_state() -> Any:
-        try:
-            from tensorflow.python.ops import summary_ops_v2
-
-            return summary_ops_v2._summary_state
-        except (ImportError, AttributeError):
-            return None
+            setattr(summary_ops_v2._summary_state, name, value)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from google.protobuf import descriptor_pool, message_factory
 
-from trainer_kit.errors import StorageError, TrainerKitError, UsageError
+from trainer_kit.errors import StorageError, UsageError
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _ATTRIBUTES = "/.ATTRIBUTES/"
@@ -175,18 +175,9 @@ def parse_message(name: str, serialized: bytes) -> Any:
     """Parses a message of a protocol of TensorFlow, by the public name of its type.
 
     Runs on the host.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not register the type.
     """
-    try:
-        pool = descriptor_pool.Default()
-        descriptor = pool.FindMessageTypeByName(name)
-    except KeyError as error:
-        raise TrainerKitError(
-            f"TensorFlow {tf.__version__} has no definition of {name}, "
-            f"a format of its files ({error}); install the TensorFlow of requirements.lock"
-        ) from error
+    pool = descriptor_pool.Default()
+    descriptor = pool.FindMessageTypeByName(name)
     message_class = message_factory.GetMessageClass(descriptor)
     return message_class.FromString(serialized)
 
