@@ -47,7 +47,6 @@ _HOME = {
     "export": "serving.model_export",
     "get_predictor": "serving.predictor",
     "predict": "serving.prediction",
-    "read_goodput": "telemetry.goodput",
     "load_model": "serving.model_loading",
     "load_weights": "serving.model_loading",
     "GanTask": "training.gan_task",
@@ -104,7 +103,6 @@ if TYPE_CHECKING:
     from trainer_kit.serving.model_loading import load_weights as load_weights
     from trainer_kit.serving.prediction import predict as predict
     from trainer_kit.serving.predictor import get_predictor as get_predictor
-    from trainer_kit.telemetry.goodput import read_goodput as read_goodput
     from trainer_kit.training.gan_task import GanTask as GanTask
     from trainer_kit.training.multitask.multi_task import MultiTask as MultiTask
     from trainer_kit.training.step_tensors import expose as expose

@@ -70,7 +70,7 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
     """Copies the reports of a training run to another program.
 
     Subclasses implement `start`, `log` and `finish`, which are called in a thread. An error in them
-    causes one warning. The tracker is tried again every five minutes, at the end of the run and at
+    causes a warning. The tracker is tried again every five minutes, at the end of the run and at
     its next start, and then gets what is missing. It never ends or delays the training. At its end
     the run waits up to a minute for the tracker, and after a preemption or Ctrl-C five seconds.
 
@@ -112,7 +112,6 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
         self._directory = Path(run.directory)
         # The identity of the started run. "" before the start.
         self._tracked_id = ""
-        self._has_warned = False
         self._is_rewound = threading.Event()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._follow_reports, name=self.name, daemon=True)
@@ -147,9 +146,7 @@ class Tracker(Callback, contextlib.AbstractContextManager["Tracker"]):
             # Libraries may even raise SystemExit.
             except BaseException as error:
                 wait_seconds = _RETRY_SECONDS
-                if is_last_pass or not self._has_warned:
-                    _LOG.warning("%s failed: %r; %s", self.name, error, _REMEDY)
-                self._has_warned = True
+                _LOG.warning("%s failed: %r; %s", self.name, error, _REMEDY)
 
     def _copy_new_reports(self) -> None:
         if self._is_rewound.is_set() and self._tracked_id:

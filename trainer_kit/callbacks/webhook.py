@@ -93,7 +93,8 @@ class Webhook(Callback):
         else:
             outcome = f"finished at step {record['step']}"
         metrics = flatten_scalars(record["metrics"])
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        texts = [f"{name} {value:.4g}" for name, value in metrics.items()]
+        numbers = ", ".join(texts)
         text = f"{outcome} ({numbers})" if numbers else outcome
         self._post(run, "finished", text, record)
 
@@ -114,7 +115,8 @@ class Webhook(Callback):
         error = f"{prefix}{run.error}"[:_MAX_ERROR_LENGTH]
         first_line = error.splitlines()[0]
         text = f"failed at step {run.step} with exit code {int(code)}: {first_line}"
-        self._post(run, "failed", text, {"step": run.step, "error": error, "exit_code": int(code)})
+        record = {"step": run.step, "error": error, "exit_code": int(code)}
+        self._post(run, "failed", text, record)
 
     def _address(self) -> str:
         url = self._url or os.environ.get(self._variable, "")

@@ -7,7 +7,6 @@ the server: from elsewhere, forward its port.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 
@@ -33,16 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
     Does not return.
 
     Raises:
-      UsageError: when the folder is missing or remote, a number is out of range, or TensorBoard is
-        not installed.
+      UsageError: when the folder is missing or remote, or a number is out of range.
     """
     table = build_runs_table(arguments.folder)
     if arguments.port is not None and not 0 <= arguments.port <= _LAST_PORT:
         raise UsageError(
             f"--port: {arguments.port} is not a port; give a number from 0 to {_LAST_PORT}"
         )
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
 
     print_tables([table], sys.stdout)
     sys.stdout.flush()

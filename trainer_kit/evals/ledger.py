@@ -32,8 +32,6 @@ from trainer_kit.telemetry.scalars import (
 )
 
 REWIND = "rewind"
-# The steps that a warning lists one by one
-_MAX_LISTED_STEPS = 5
 _LOG = logging.getLogger(__name__)
 _Record = TypeVar("_Record", bound=Mapping[str, Any])
 
@@ -193,15 +191,11 @@ class Ledger:
 
         recorded_steps = {key[1] for key in self._recorded_metrics or ()}
         remaining_steps = {record["step"] for record in self.records()}
-        lost_steps = sorted(recorded_steps - remaining_steps)
-        listed_steps = ", ".join(map(str, lost_steps))
-        if len(lost_steps) > _MAX_LISTED_STEPS:
-            listed_steps = f"{lost_steps[0]} to {lost_steps[-1]}"
+        lost_steps = recorded_steps - remaining_steps
         _LOG.warning(
-            "%s was cut or removed during the run: the evaluations of %d steps are lost (%s)",
+            "%s was cut or removed during the run: the evaluations of %d steps are lost",
             self.path,
             len(lost_steps),
-            listed_steps,
         )
 
     def rewind(self, step: int) -> None:

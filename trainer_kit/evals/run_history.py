@@ -156,7 +156,8 @@ class RunHistory:
         """Warns when history or ledger contain less than when `step` was saved."""
         if self._history_writer is None or not self._checkpoint_folder:
             return
-        record = read_commit_record(os.path.join(self._checkpoint_folder, f"ckpt-{step}")) or {}
+        prefix = os.path.join(self._checkpoint_folder, f"ckpt-{step}")
+        record = read_commit_record(prefix) or {}
         saved_extent = record.get("recorded")
         if not isinstance(saved_extent, dict):
             return
@@ -165,33 +166,29 @@ class RunHistory:
         saved_last, saved_size = _parse_extent(saved_extent, "history")
         last, size = extent["history"]
         if size < saved_size:
-            if not size:
-                remainder = "nothing is left"
-            elif last < saved_last:
-                remainder = f"what is left ends at step {last}"
-            else:
-                remainder = f"{size:,} bytes are left"
             _LOG.warning(
-                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved, "
-                "and %s",
+                "%s has lost reports: it held %d bytes up to step %d when ckpt-%d was saved, and"
+                " now %d bytes up to step %d",
                 self._history_writer.path,
-                f"{saved_size:,}",
+                saved_size,
                 saved_last,
                 step,
-                remainder,
+                size,
+                last,
             )
 
         saved_count, saved_last = _parse_extent(saved_extent, "evaluations")
         count, last = extent["evaluations"]
         if count < saved_count:
-            remainder = f"{count} are left, up to step {last}" if count else "none is left"
             _LOG.warning(
-                "%s has lost evaluations: it held %d before step %d, up to step %d, and %s",
+                "%s has lost evaluations: it held %d before step %d, up to step %d, and now %d up"
+                " to step %d",
                 self.ledger.path,
                 saved_count,
                 step,
                 saved_last,
-                remainder,
+                count,
+                last,
             )
 
     def resume(self, step: int) -> None:

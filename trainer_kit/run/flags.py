@@ -22,8 +22,6 @@ FIRST_ATTEMPT_FLAG = "from_step"
 class _StepParser(flags.ArgumentParser):
     """Parses a step or the name of its checkpoint, ckpt-<step>."""
 
-    syntactic_help = "a step or ckpt-<step>"
-
     def parse(self, argument: str | int) -> int:
         """Returns the step.
 
@@ -39,10 +37,6 @@ class _StepParser(flags.ArgumentParser):
         if os.sep in text:
             advice += "; to start from the weights of another run, set task.init_checkpoint"
         raise ValueError(f"it is not a whole number of 0 or more; {advice}")
-
-    def flag_type(self) -> str:
-        """Returns the name of the type, for --help."""
-        return "step"
 
 
 def define_flags() -> flags.FlagValues:

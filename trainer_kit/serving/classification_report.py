@@ -77,10 +77,13 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     report["classes"] = classes.tolist()
     report["confusion_matrix"] = matrix.to_numpy().tolist()
 
-    class_scores = pandas.DataFrame([report[str(number)] for number in classes], classes)
+    rows = [report[str(number)] for number in classes]
+    class_scores = pandas.DataFrame(rows, classes)
     lowest = class_scores.nsmallest(_SHOWN_CLASSES, "f1-score").sort_index()
-    print(f"accuracy {report['accuracy']:.4f}; {len(lowest)} of {len(classes)} classes:")
-    print(lowest.astype({"support": int}).to_string(float_format="%.2f"))
+    accuracy = report["accuracy"]
+    print(f"accuracy {accuracy:.4f}; {len(lowest)} of {len(classes)} classes:")
+    shown_scores = lowest.astype({"support": int})
+    print(shown_scores.to_string(float_format="%.2f"))
 
     shown = lowest.index
     shown_matrix = matrix.loc[shown, shown].to_numpy()
@@ -92,10 +95,12 @@ def write_report(parts: Iterable[Arrays], output_names: Sequence[str], output: P
     figure.savefig(picture)
 
     worst = pandas.concat(worst_rows).nlargest(_WORST_ROWS, "loss")
+    worst_text = worst.to_csv(index_label="row")
     files.write_json(output.with_suffix(".report.json"), report)
     files.write_bytes(output.with_suffix(".confusion.png"), picture.getvalue())
-    files.write_text(output.with_suffix(".worst.csv"), worst.to_csv(index_label="row"))
-    print(f"the results are in {output.with_suffix('')}.report.json, .confusion.png, .worst.csv")
+    files.write_text(output.with_suffix(".worst.csv"), worst_text)
+    stem = output.with_suffix("")
+    print(f"the results are in {stem}.report.json, .confusion.png, .worst.csv")
 
 
 def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -114,10 +119,15 @@ def read_scores(columns: Arrays, names: Sequence[str]) -> tuple[np.ndarray, np.n
     if label.dtype.kind == "S" and np.char.isdigit(label).all():
         # The labels of a CSV file are texts.
         label = label.astype(np.int64)
-    is_whole = label.dtype.kind in "biuf" and np.array_equal(label, np.round(label))
-    has_scores = len(names) == 1 and scores.dtype.kind == "f" and scores.ndim <= 2
+    is_number = label.dtype.kind in "biuf"
+    is_whole = is_number and np.array_equal(label, np.round(label))
+    is_float = scores.dtype.kind == "f"
+    has_scores = len(names) == 1 and is_float and scores.ndim <= 2
     if not is_whole or label.ndim > 1 or not has_scores:
-        kinds = [f"{name} {array.dtype}{list(array.shape[1:])}" for name, array in columns.items()]
+        kinds = []
+        for name, array in columns.items():
+            row_shape = list(array.shape[1:])
+            kinds.append(f"{name} {array.dtype}{row_shape}")
         raise UsageError(
             "evaluate: a classifier has a column `label` of whole numbers, and one output (or one"
             " called logits or probabilities) of floats, [] or [classes]; there is"

@@ -147,7 +147,10 @@ outputs = model({features}, training=False)"""
     def run(self, inference: InferenceFunction, path: str, batches: Sequence[Arrays]) -> Outputs:
         """Runs the model in a process that knows only Keras. See ExportFormat."""
         spec = inference.features_spec
-        features = [tf.nest.pack_sequence_as(spec, list(batch.values())) for batch in batches]
+        features = []
+        for batch in batches:
+            flat = list(batch.values())
+            features.append(tf.nest.pack_sequence_as(spec, flat))
         with tempfile.TemporaryDirectory() as folder:
             arrays = Path(folder, "arrays")
             arrays.write_bytes(pickle.dumps(features))
@@ -168,7 +171,8 @@ outputs = model({features}, training=False)"""
                     f"keras: a program that knows only Keras cannot load the file: {reason:.150};"
                     " take the format saved_model"
                 )
-            results = [tf.nest.flatten(outputs) for outputs in pickle.loads(arrays.read_bytes())]
+            content = arrays.read_bytes()
+            results = [tf.nest.flatten(outputs) for outputs in pickle.loads(content)]
 
         names = list(inference.output_specs)
         if len(results[0]) != len(names):

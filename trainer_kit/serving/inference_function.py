@@ -86,7 +86,10 @@ def build_inference_function(
         take the inputs.
     """
     # A functional model has names for its inputs.
-    names = [tensor.name.partition(":")[0] for tensor in getattr(model, "inputs", None) or ()]
+    names = []
+    for tensor in getattr(model, "inputs", None) or ():
+        name, _, _ = tensor.name.partition(":")
+        names.append(name)
     # Keras 3 and Keras 2 give these names to inputs without a name.
     if any(re.fullmatch(r"(keras_tensor|input_layer)(_\d+)?|input_\d+", name) for name in names):
         names = []

@@ -73,7 +73,8 @@ def write_model_card(
     training = []
     if run is not None:
         manifest = read_manifest(run.folder)
-        title = f"{manifest.get('experiment') or run.folder.name}, step {run.step}"
+        name = manifest.get("experiment") or run.folder.name
+        title = f"{name}, step {run.step}"
         training = ["## Training", *_describe_training(run, manifest)]
         record |= {"step": run.step, "checkpoint": run.checkpoint}
     files.write_json(os.path.join(folder, RECORD), record)
@@ -105,7 +106,8 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]
     packages = manifest.get("packages", {})
     installed = [f"{name} {version}" for name, version in packages.items() if version]
     versions = ", ".join(installed)
-    command = shlex.join(["python", *map(str, manifest.get("command", []))])
+    words = map(str, manifest.get("command", []))
+    command = shlex.join(["python", *words])
     paragraphs = [
         f"The weights are those of the checkpoint `{run.checkpoint}`, trained for {run.step:,}"
         f" steps with {versions}.",
@@ -115,11 +117,13 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]
         changes = ", with changes that were not committed" if git["dirty"] else ""
         paragraphs.append(f"The code is that of the git commit `{git['commit']}`{changes}.")
     for section, parts in manifest.get("data", {}).items():
-        described = "; ".join(f"{name}: {text}" for name, text in parts.items())
+        texts = [f"{name}: {text}" for name, text in parts.items()]
+        described = "; ".join(texts)
         paragraphs.append(f"Data of `{section}`: {described}")
 
     metrics: dict[str, float] = {}
-    for record in active_records(read_records(run.folder / "evals" / "validation.jsonl")):
+    records = read_records(run.folder / "evals" / "validation.jsonl")
+    for record in active_records(records):
         if record["step"] == run.step:
             metrics.update(flatten_scalars(record["metrics"]))
     if metrics:

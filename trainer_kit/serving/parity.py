@@ -69,7 +69,8 @@ def check_parity(
     options.enable_tensor_float_32_execution(False)
     try:
         expected = [inference(batch) for batch in batches]
-        *actual, repeated = export_format.run(inference, path, [*batches, batches[-1]])
+        all_batches = [*batches, batches[-1]]
+        *actual, repeated = export_format.run(inference, path, all_batches)
     finally:
         options.enable_tensor_float_32_execution(is_allowed)
 
@@ -82,7 +83,10 @@ def check_parity(
         )
 
     difference = max(map(_compute_difference, expected, actual))
-    examples = sum(len(next(iter(batch.values()))) for batch in batches)
+    examples = 0
+    for batch in batches:
+        first_input = next(iter(batch.values()))
+        examples += len(first_input)
     if tolerance is not None:
         if difference > tolerance:
             raise UsageError(
@@ -127,9 +131,11 @@ def _compute_difference(expected: Arrays, actual: Arrays) -> float:
         if is_number:
             live = live.astype(np.float64)
             other = other.astype(np.float64)
-            scale = np.abs(live[np.isfinite(live)]).max(initial=0.0) or 1.0
+            finite = live[np.isfinite(live)]
+            scale = np.abs(finite).max(initial=0.0) or 1.0
             differs = ~np.isclose(live, other, rtol=0.0, atol=0.0, equal_nan=True)
-            errors = np.abs(live[differs] - other[differs]) / scale
+            distances = np.abs(live[differs] - other[differs])
+            errors = distances / scale
             errors[np.isnan(errors)] = np.inf
             differences.append(errors.max(initial=0.0))
     return float(max(differences))

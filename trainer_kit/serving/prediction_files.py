@@ -84,7 +84,9 @@ def write_json_lines(parts: PredictionParts, count: int, path: Path) -> None:
         for columns in parts.read(count):
             lists = [to_list(column) for column in columns.values()]
             for values in zip(*lists, strict=True):
-                stream.write(json.dumps(dict(zip(columns, values, strict=True))) + "\n")
+                row = dict(zip(columns, values, strict=True))
+                line = json.dumps(row)
+                stream.write(f"{line}\n")
 
 
 def write_csv(parts: PredictionParts, count: int, path: Path) -> None:
@@ -118,7 +120,8 @@ def write_parquet(parts: PredictionParts, count: int, path: Path) -> None:
     writer = None
     with contextlib.ExitStack() as stack:
         for columns in parts.read(count):
-            table = pyarrow.table({name: to_list(value) for name, value in columns.items()})
+            lists = {name: to_list(value) for name, value in columns.items()}
+            table = pyarrow.table(lists)
             writer = writer or stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)
 
@@ -131,7 +134,8 @@ def write_npz(parts: PredictionParts, count: int, path: Path) -> None:
         row_count += len(next(iter(columns.values())))
         for name, column in columns.items():
             # The texts of a part have the length of its longest one.
-            dtypes[name] = np.promote_types(dtypes.get(name, column.dtype), column.dtype)
+            dtype = dtypes.get(name, column.dtype)
+            dtypes[name] = np.promote_types(dtype, column.dtype)
 
     with zipfile.ZipFile(path, "w") as archive:
         for name, dtype in dtypes.items():

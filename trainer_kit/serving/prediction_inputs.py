@@ -101,25 +101,30 @@ def select_inputs(
         size = spec.shape[1:].num_elements()
         if name not in batch and spec.shape.rank > 1 and size:
             parts = [f"{name}_{index}" for index in range(size)]
-        is_longer = f"{name}_{len(parts)}" in batch and parts != [name]
+        row_shape = list(spec.shape[1:])
+        next_part = f"{name}_{len(parts)}"
+        is_longer = next_part in batch and parts != [name]
         if is_longer or not batch.keys() >= set(parts):
             listed = ", ".join(batch)
             raise UsageError(
                 f"input: the columns are {listed:.200}; the model takes {name!r} of shape"
-                f" {list(spec.shape[1:])}, in a column of this name or in {parts[0]} to {parts[-1]}"
+                f" {row_shape}, in a column of this name or in {parts[0]} to {parts[-1]}"
             )
         columns = [_convert_column(part, others.pop(part), spec.dtype) for part in parts]
         column = columns[0]
         if parts != [name]:
-            column = np.stack(columns, axis=1).reshape([-1, *spec.shape[1:]])
+            stacked = np.stack(columns, axis=1)
+            column = stacked.reshape([-1, *row_shape])
         if not spec.shape.is_compatible_with(column.shape):
             raise UsageError(
                 f"input: {name!r} has the shape {list(column.shape[1:])} in a row, and the model"
-                f" takes {list(spec.shape[1:])}"
+                f" takes {row_shape}"
             )
         inputs[name] = column
 
-    passed = {name: _convert_column(name, column) for name, column in others.items()}
+    passed = {}
+    for name, column in others.items():
+        passed[name] = _convert_column(name, column)
     return inputs, passed
 
 
@@ -224,7 +229,8 @@ def _open_images(folder: Path, inference: InferenceFunction, batch_size: int) ->
     """Returns the images of a folder, resized to the shape of the input, with their paths."""
     specs = list(inference.input_specs.values())
     _, *size = specs[0].shape
-    is_image = len(size) == 3 and None not in size and size[2] in _COLOR_MODES
+    is_known = len(size) == 3 and None not in size
+    is_image = is_known and size[2] in _COLOR_MODES
     if len(specs) > 1 or not is_image:
         raise UsageError(
             f"input: {folder} is a folder of images, and the model takes {specs}; give a file of"
@@ -266,7 +272,9 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, tf.errors.OpError) as error:
         # TensorFlow names its operation first.
-        line = str(error).strip().partition("\n")[0].rpartition("}} ")[2]
+        text = str(error).strip()
+        first_line = text.partition("\n")[0]
+        line = first_line.rpartition("}} ")[2]
         raise UsageError(f"input: {path} cannot be read: {line:.200}") from error
 
 
@@ -307,7 +315,8 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
             raise UsageError(f"input: {name!r} has {value:.40}, which is no number") from error
     kind = dtype.as_numpy_dtype
     if dtype.is_integer:
-        is_allowed = column.dtype.kind in "iu" and np.array_equal(column.astype(kind), column)
+        is_integer = column.dtype.kind in "iu"
+        is_allowed = is_integer and np.array_equal(column.astype(kind), column)
     else:
         is_allowed = np.can_cast(column.dtype, kind, "same_kind")
     if not is_allowed:
@@ -323,5 +332,6 @@ def _describe_files(paths: Sequence[str | Path]) -> list[Any]:
     described = []
     for path in paths:
         status = os.stat(path)
-        described.append([os.path.basename(path), status.st_size, status.st_mtime_ns])
+        name = os.path.basename(path)
+        described.append([name, status.st_size, status.st_mtime_ns])
     return described

@@ -87,13 +87,16 @@ def get_predictor(
         # A name that is also a position, or one value too many, changes the count.
         count = len(positional) + len(named)
         if count != len(inputs) or values.keys() != set(inputs):
-            texts = ["..."] * len(positional) + [f"{name}=..." for name in named]
-            call = ", ".join(texts)
+            positional_texts = ["..."] * len(positional)
+            named_texts = [f"{name}=..." for name in named]
+            call = ", ".join([*positional_texts, *named_texts])
             raise UsageError(
                 f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({call})"
             )
 
-        arguments = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        arguments = {}
+        for name, value in values.items():
+            arguments[name] = tf.convert_to_tensor(value)
         tensors = compute_tensors(arguments)
         arrays: dict[str, np.ndarray] = tf.nest.map_structure(np.asarray, tensors)
         return arrays
@@ -114,7 +117,10 @@ def _name_inputs(model: Model, names: Sequence[str]) -> Any:
     if isinstance(structure, Mapping):
         input_names: Any = {key: key for key in structure}
     elif structure is not None:
-        tensor_names = [tensor.name.partition(":")[0] for tensor in tf.nest.flatten(structure)]
+        tensor_names = []
+        for tensor in tf.nest.flatten(structure):
+            name, _, _ = tensor.name.partition(":")
+            tensor_names.append(name)
         input_names = tf.nest.pack_sequence_as(structure, tensor_names)
     elif len(names) > 1:
         input_names = {name: name for name in names}

@@ -134,7 +134,11 @@ def _get_model_spec(model: Any) -> NestedSpec | None:
         return None
     # A Sequential of Keras 3 has no structure of inputs.
     structure = getattr(model, "input", inputs[0])
-    return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
+
+    def describe(part: Any) -> tf.TensorSpec:
+        return tf.TensorSpec(part.shape, part.dtype)
+
+    return tf.nest.map_structure(describe, structure)
 
 
 def _describe_example(example: Any) -> tf.TensorSpec:
@@ -158,7 +162,9 @@ def draw_examples(spec: NestedSpec, count: int) -> Any:
 
     def draw(part: Any) -> tf.Tensor:
         numbers = generator.uniform([count, *part.shape[1:]])
-        return tf.cast(numbers if part.dtype.is_floating else tf.round(numbers), part.dtype)
+        if not part.dtype.is_floating:
+            numbers = tf.round(numbers)
+        return tf.cast(numbers, part.dtype)
 
     try:
         return tf.nest.map_structure(draw, spec)

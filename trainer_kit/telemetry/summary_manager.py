@@ -124,18 +124,14 @@ class SummaryManager:
         """Writes a config as text, and its values that are no defaults for the HParams tab.
 
         The tab has a row for the folder around the directory, with the scalars of the directory.
-        Writes nothing without the package tensorboard.
 
         Raises:
           StorageError: when they cannot be written.
         """
         if self._directory is None:
             return
-        try:
-            # The import takes 0.2 s.
-            from tensorboard.plugins.hparams import api
-        except ImportError:
-            return
+        # The import takes 0.2 s.
+        from tensorboard.plugins.hparams import api
 
         values = flatten_values(config)
         hparams = {}

@@ -129,12 +129,6 @@ def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
 
     waits = "" if "input" in times.seconds else ", which include their unmeasured wait for data"
     largest_share = max(times.share(name) for name in times.seconds)
-    start_share = times.share("start")
-    if share < start_share == largest_share:
-        return (
-            f"start-up took the most, {percent(start_share)} of the time, and"
-            f" {usage}{waits}; for advice on what to change, make a longer run"
-        )
     if share < largest_share:
         return f"nothing stands out: {usage}{waits}"
 

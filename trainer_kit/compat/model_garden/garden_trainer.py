@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 # Model Garden's own classes, looked up at import: a program may later replace them with
 # trainer_kit's. _AsyncTrainer is the base of trainers with separate loops.
-_GardenTrainer = getattr(base_trainer, "Trainer", None)
-_AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)
+_GardenTrainer = base_trainer.Trainer
+_AsyncTrainer = base_trainer._AsyncTrainer
 
 
 class EqualStepsPipeline(OnePassPipeline):
@@ -159,7 +159,7 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         strategy = tf.distribute.get_strategy()
         is_asynchronous = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
         # Python does not call __init__ of this class for an object of another class.
-        if cls is Trainer and is_asynchronous and _GardenTrainer is not None:
+        if cls is Trainer and is_asynchronous:
             return _GardenTrainer(*arguments, **named)
         return super().__new__(cls)
 

@@ -98,12 +98,15 @@ class RecordFiles:
         # Each file is opened once for all of its records.
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            places = zip(rows.tolist(), begins[rows].tolist(), ends[rows].tolist(), strict=True)
+            file_begins = begins[rows].tolist()
+            file_ends = ends[rows].tolist()
+            places = zip(rows.tolist(), file_begins, file_ends, strict=True)
             path = self._paths[file]
             try:
                 with open(path, "rb", buffering=0) as stream:
                     for row, begin, end in places:
-                        frames[row] = os.pread(stream.fileno(), end - begin, begin)
+                        size = end - begin
+                        frames[row] = os.pread(stream.fileno(), size, begin)
             except OSError as error:
                 raise DataError(f"{path} cannot be read any more: {error.strerror}") from error
 

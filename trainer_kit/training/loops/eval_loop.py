@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -68,7 +69,7 @@ class AttributeSnapshot:
 
     def __init__(self, objects: Sequence[object]) -> None:
         self._attributes = [(item, dict(vars(item))) for item in objects]
-        self._contents: list[tuple[str, Container, dict[Any, Any] | list[Any]]] = []
+        self._contents: list[tuple[str, Container, list[Any]]] = []
         for item in objects:
             for name, container in _containers(item):
                 self._contents.append((name, container, _items(container)))
@@ -90,14 +91,20 @@ class AttributeSnapshot:
                     del now[name]
 
         for name, container, items in self._contents:
-            if _has_same_items(_items(container), items):
+            # By identity, since the objects may not be comparable.
+            now_items = _items(container)
+            if list(map(id, now_items)) == list(map(id, items)):
                 continue
             changed.append(name)
             container.clear()
             if isinstance(container, list):
                 container.extend(items)
-            else:
+            elif isinstance(container, set):
                 container.update(items)
+            else:
+                keys = items[::2]
+                values = items[1::2]
+                container.update(zip(keys, values, strict=True))
         return sorted(set(changed))
 
 
@@ -105,7 +112,9 @@ def _containers(item: object) -> Iterator[tuple[str, Container]]:
     """Yields every container in the attributes, once, with the name of its attribute."""
     visited: set[int] = set()
     kind = type(item).__name__
-    pending = [(f"{kind}.{name}", value) for name, value in vars(item).items()]
+    pending = []
+    for name, value in vars(item).items():
+        pending.append((f"{kind}.{name}", value))
 
     while pending:
         name, value = pending.pop()
@@ -121,28 +130,11 @@ def _containers(item: object) -> Iterator[tuple[str, Container]]:
             pending += [(name, part) for part in parts]
 
 
-def _items(container: Container) -> dict[Any, Any] | list[Any]:
-    """Returns a shallow copy of the contents of a container."""
+def _items(container: Container) -> list[Any]:
+    """Returns the contents of a container. Each value of a dict follows its key."""
     if isinstance(container, dict):
-        return dict(container)
+        return list(itertools.chain.from_iterable(container.items()))
     return list(container)
-
-
-def _has_same_items(
-    container: dict[Any, Any] | list[Any], other: dict[Any, Any] | list[Any]
-) -> bool:
-    """Whether two containers contain the same objects.
-
-    They are compared by identity, since the objects may not be comparable.
-    """
-    if isinstance(container, dict) and isinstance(other, dict):
-        if container.keys() != other.keys():
-            return False
-        return all(container[key] is other[key] for key in container)
-
-    if len(container) != len(other):
-        return False
-    return all(a is b for a, b in zip(container, other, strict=True))
 
 
 class NotInGraph(Exception):
