@@ -1,4 +1,4 @@
-"""Warnings about a run: a learning rate that reaches 0 too early, and intervals that do not fit."""
+"""Warnings about a run: a learning rate that reaches 0 too early, and saves that come too late."""
 
 from __future__ import annotations
 
@@ -62,39 +62,6 @@ def find_zero_rate_warnings(options: TrainerConfig) -> list[str]:
                 f" or lower trainer.train_steps to {end * period}"
             )
     return warnings
-
-
-def find_interval_warnings(options: TrainerConfig) -> list[str]:
-    """Returns a warning if an interval that was set, or a patience, is longer than the run.
-
-    Args:
-      options: The section trainer, with steps in place of epochs and shares.
-    """
-    total_steps = options.train_steps
-    early_stopping = options.early_stopping
-    names = ("checkpoint_interval", "summary_interval", "validation_interval")
-
-    # An interval with its default value was not set by the user.
-    intervals = {}
-    for name in names:
-        steps = getattr(options, name)
-        if steps != getattr(TrainerConfig, name):
-            intervals[name] = steps
-
-    # The evaluations of a sidecar do not come every validation_interval steps.
-    if early_stopping and not early_stopping.eval_name:
-        patience_steps = early_stopping.patience * options.validation_interval
-        intervals["early_stopping.patience"] = patience_steps
-
-    # An interval of seconds is no number.
-    too_long = " and ".join(
-        f"trainer.{name}"
-        for name, steps in intervals.items()
-        if isinstance(steps, int) and steps > total_steps
-    )
-    if total_steps <= 0 or not too_long:
-        return []
-    return [f"{too_long}: longer than the run of {total_steps} steps, so it is never reached"]
 
 
 def find_save_interval_warnings(options: TrainerConfig) -> list[str]:

@@ -24,7 +24,6 @@ from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
 from trainer_kit.callbacks.trackers import Tracker, warn_of_autologging
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.run_warnings import (
-    find_interval_warnings,
     find_save_interval_warnings,
     find_zero_rate_warnings,
 )
@@ -274,7 +273,6 @@ def run_experiment(
             for find_warnings in (
                 find_save_interval_warnings,
                 find_zero_rate_warnings,
-                find_interval_warnings,
             ):
                 for warning in find_warnings(config.trainer):
                     _LOG.warning("%s", warning)

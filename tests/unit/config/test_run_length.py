@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
 from tests.config_builders import collect_mistakes
 from trainer_kit.config.run_length import replace_durations
-from trainer_kit.config.run_warnings import find_interval_warnings
 from trainer_kit.config.schema.durations import RoundedSteps
-from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 
 EPOCH = Fraction(103, 10)
 
@@ -89,36 +86,3 @@ def test_an_interval_keeps_the_fraction_of_a_step() -> None:
         assert trainer.checkpoint_interval == 11
         assert trainer.checkpoint_interval.exact == EPOCH
         assert trainer.validation_interval.exact == Fraction(22, 5)
-
-
-def test_intervals_longer_than_the_run_give_one_warning() -> None:
-    early = EarlyStoppingConfig(metric="loss", patience=4)
-    options = TrainerConfig(
-        train_steps=90,
-        checkpoint_interval=100,
-        validation_interval=30,
-        summary_interval=2000,
-        early_stopping=early,
-    )
-    names = (
-        "trainer.checkpoint_interval and trainer.summary_interval and"
-        " trainer.early_stopping.patience"
-    )
-
-    assert find_interval_warnings(options) == [
-        f"{names}: longer than the run of 90 steps, so it is never reached"
-    ]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"train_steps": 90},  # the defaults are longer
-        {"train_steps": -1, "checkpoint_interval": 100},
-        {"train_steps": 100, "checkpoint_interval": 100, "validation_interval": "30 %"},
-        {"train_steps": 90, "checkpoint_interval": "30 min"},
-        {"train_steps": 90, "early_stopping": {"metric": "loss", "eval_name": "sidecar"}},
-    ],
-)
-def test_other_intervals_give_no_warning(values: dict[str, Any]) -> None:
-    assert find_interval_warnings(ExperimentConfig(trainer=values).trainer) == []

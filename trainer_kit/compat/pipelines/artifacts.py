@@ -5,7 +5,6 @@ Both replace older ones as a whole.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,11 +30,10 @@ def write_history_csv(path: str, history: Mapping[str, Sequence[object]]) -> Non
       StorageError: When the file cannot be written.
     """
     epochs = max(map(len, history.values()), default=0)
-    columns: dict[str, list[object]] = {}
+    columns = {}
     for name, values in history.items():
-        cells: list[object] = [math.nan] * (epochs - len(values))
-        cells.extend(values)
-        columns[name] = cells
+        first_epoch = epochs - len(values)
+        columns[name] = pd.Series(values, range(first_epoch, epochs))
 
     table = pd.DataFrame(columns)
     files.write_text(path, table.to_csv())
