@@ -15,7 +15,6 @@ import sys
 import time
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -28,6 +27,7 @@ from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers import gradients
 from trainer_kit.runtime.collectives import broadcast_int
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.telemetry.scalars import get_training_loss, to_json_number
 from trainer_kit.training.checks.failed_step import GradientDivergence
 from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR
@@ -399,8 +399,7 @@ def compute_gradient_norms(trainer: Trainer, batch: Any) -> dict[str, float]:
             values = tf.cast(gradient, tf.float32)
             norm = tf.norm(values)
             # Keras 3 wraps the variable of TensorFlow that the model's names belong to.
-            if isinstance(variable, keras.Variable):
-                variable = variable.value
+            variable = native_variable(variable)
             name = names.get(id(variable), variable.name)
             norms.setdefault(name, float(norm))
 

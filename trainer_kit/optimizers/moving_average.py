@@ -11,7 +11,8 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.per_variable import native_variable, variable_path
+from trainer_kit.optimizers.per_variable import variable_path
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.typing import FloatLike, IntLike, Model, Variable
 
 

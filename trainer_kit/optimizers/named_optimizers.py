@@ -15,10 +15,10 @@ from trainer_kit.optimizers import gradients as updates
 from trainer_kit.optimizers.gradients import Pair
 from trainer_kit.optimizers.per_variable import (
     matches_any,
-    native_variable,
     similar_paths,
     variable_path,
 )
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.typing import Model, Optimizer, Variable
 
 _LOG = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import keras
-import tensorflow as tf
 
 from trainer_kit.errors import UsageError, find_similar_names
 from trainer_kit.runtime.keras_internals import get_variable_index
@@ -30,11 +29,6 @@ class PerVariable(Generic[Value]):
         """Returns the value of `variable`; also of a replica's part of it, inside `update_step`."""
         index = get_variable_index(optimizer, variable)
         return self.values[index]
-
-
-def native_variable(variable: Variable) -> tf.Variable:
-    """Returns the tf.Variable behind a Keras 3 variable; any other variable unchanged."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def variable_path(variable: Variable) -> str:

@@ -270,10 +270,7 @@ def run_experiment(
         check_evaluation_tensors(trainer)
         if plan.trains:
             warn_of_autologging()
-            for find_warnings in (
-                find_save_interval_warnings,
-                find_zero_rate_warnings,
-            ):
+            for find_warnings in (find_save_interval_warnings, find_zero_rate_warnings):
                 for warning in find_warnings(config.trainer):
                     _LOG.warning("%s", warning)
         manager.archive_later_checkpoints()

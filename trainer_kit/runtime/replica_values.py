@@ -52,7 +52,7 @@ def select_replica_local(
     # A step sets variables that are trained to the same value on all replicas.
     replica_local = []
     for variable in variables:
-        native = _native(variable)
+        native = native_variable(variable)
         if not native.trainable:
             replica_local.append(variable)
     return replica_local
@@ -202,7 +202,7 @@ class ReplicaLocalState:
         # the other variables are moving averages.
         variables = []
         for variable in select_replica_local(self._variables(), self._strategy):
-            native = _native(variable)
+            native = native_variable(variable)
             is_sum = native.aggregation == tf.VariableAggregation.SUM
             if native.dtype.is_floating and not is_sum:
                 variables.append(variable)
@@ -212,7 +212,7 @@ class ReplicaLocalState:
         # The chief's values count, since the chief writes the checkpoint.
         encoded = []
         for variable in variables:
-            tensor = tf.convert_to_tensor(_native(variable))
+            tensor = tf.convert_to_tensor(native_variable(variable))
             encoded.append(encode_array(tensor.numpy()))
         local_text = json.dumps(encoded)
         text = broadcast_text(self._strategy, local_text)
@@ -239,12 +239,13 @@ def _parts(
     """Returns each variable's local values, one per replica of this worker."""
     variable_parts = []
     for variable in variables:
-        native = _native(variable)
+        native = native_variable(variable)
         variable_parts.append(strategy.experimental_local_results(native))
     return variable_parts
 
 
-def _native(variable: Variable) -> tf.Variable:
+def native_variable(variable: Variable) -> tf.Variable:
+    """Returns the tf.Variable behind a Keras 3 variable; any other variable unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 

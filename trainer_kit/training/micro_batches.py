@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_accumulator import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.named_optimizers import NamedOptimizers
 from trainer_kit.process.error_report import describe_structure
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.training.trained_variables import layers_below
@@ -341,11 +341,7 @@ def restore_variables_where(condition: tf.Tensor, variables: Sequence[Variable])
 
     Runs in graph, on a replica.
     """
-    native_variables: list[tf.Variable] = []
-    for variable in variables:
-        is_keras = isinstance(variable, keras.Variable)
-        native_variables.append(variable.value if is_keras else variable)
-
+    native_variables = list(map(native_variable, variables))
     old_values = [tf.identity(variable.read_value()) for variable in native_variables]
     yield
     for variable, old_value in zip(native_variables, old_values, strict=True):

@@ -26,8 +26,9 @@ from trainer_kit.optimizers.named_optimizers import (
     log_ownership,
     partition_variables,
 )
-from trainer_kit.optimizers.per_variable import check_patterns, native_variable
+from trainer_kit.optimizers.per_variable import check_patterns
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.training.initial_weights.variable_matching import get_child_layers, weights_by_path
 from trainer_kit.typing import Model, Optimizer, Optimizers, TaskLike, Variable
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
@@ -37,7 +36,7 @@ from trainer_kit.checkpoints.state.strict_restore import (
 )
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import UsageError
-from trainer_kit.runtime.replica_values import ReplicaLocalState
+from trainer_kit.runtime.replica_values import ReplicaLocalState, native_variable
 from trainer_kit.runtime.tensorflow_internals import stop_async_saver
 from trainer_kit.typing import Model, Optimizer, Optimizers, TaskLike, Variable
 
@@ -435,7 +434,7 @@ class TrainState:
 
         self._checked_graphs.add(graph)
         generators = self._generators or ()
-        excluded = _native(exclude)
+        excluded = map(native_variable, exclude)
         handles = get_handle_ids([*excluded, *generators])
         self.step_state.report_evaluation(graph, handles, self._require_exact)
 
@@ -518,7 +517,7 @@ class TrainState:
         slots: list[Variable] = []
         for owner in optimizers:
             slots += list_optimizer_variables(owner)
-        others = _native([*slots, *exclude])
+        others = map(native_variable, [*slots, *exclude])
         return get_handle_ids([*variables, *others])
 
     def _after_variables_added(self, grown: bool) -> None:
@@ -626,21 +625,13 @@ def _get_replica_variables(variables: Iterable[tf.Variable]) -> list[tf.Variable
     return replica_variables
 
 
-def _native(variables: Iterable[Variable]) -> list[tf.Variable]:
-    """Returns TensorFlow's variables, those of Keras 3 included."""
-    native_variables: list[tf.Variable] = []
-    for variable in variables:
-        is_keras = isinstance(variable, keras.Variable)
-        native_variables.append(variable.value if is_keras else variable)
-    return native_variables
-
-
 def _all_finite(variables: Iterable[Variable]) -> tf.Tensor:
     """Returns whether all floating-point variables are finite, a bool scalar."""
     # Small variables of one shape and dtype are summed together, since each operation has to be
     # traced, which takes about a millisecond.
     groups: dict[Any, list[tf.Variable]] = {}
-    floating = [variable for variable in _native(variables) if variable.dtype.is_floating]
+    native_variables = map(native_variable, variables)
+    floating = [variable for variable in native_variables if variable.dtype.is_floating]
     for number, variable in enumerate(floating):
         shape = variable.shape
         is_small = shape.is_fully_defined() and shape.num_elements() <= _SMALL

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.runtime.keras_internals import get_trained_variables
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.typing import Model, Optimizers, Variable
 
 _NAMED_BY_KERAS = (keras.Layer, keras.Metric, keras.Variable, keras.random.SeedGenerator)
@@ -245,8 +246,5 @@ def _map_distinct_names(
 ) -> dict[str, tf.Variable]:
     """Maps names, each distinct, to tf.Variables."""
     distinct_names = make_distinct(names)
-    native_variables = {}
-    for name, variable in zip(distinct_names, variables, strict=True):
-        is_keras = isinstance(variable, keras.Variable)
-        native_variables[name] = variable.value if is_keras else variable
-    return native_variables
+    native_variables = map(native_variable, variables)
+    return dict(zip(distinct_names, native_variables, strict=True))

@@ -24,7 +24,7 @@ from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
-from trainer_kit.optimizers.per_variable import native_variable
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.typing import ExperimentLike, Metric, Model, Optimizers, Variable

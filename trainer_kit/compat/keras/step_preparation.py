@@ -13,8 +13,8 @@ from trainer_kit.compat.keras.callback_state import is_defined_in_keras
 from trainer_kit.compat.keras.keras_types import CompiledModel
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.source_protocol import Source
-from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.runtime.keras_internals import is_keras_2_model
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.runtime.tensorflow_internals import convert_with_autograph
 from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.typing import Metric

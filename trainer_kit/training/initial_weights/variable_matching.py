@@ -28,8 +28,9 @@ from trainer_kit.checkpoints.weight_files.weight_file import (
 from trainer_kit.config.schema.optimization import AVERAGE, WEIGHTS, EMAConfig
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.optimizers.moving_average import average_keys, select_averaged_variables
-from trainer_kit.optimizers.per_variable import check_patterns, native_variable, variable_path
+from trainer_kit.optimizers.per_variable import check_patterns, variable_path
 from trainer_kit.process.run_directory import read_layer_names
+from trainer_kit.runtime.replica_values import native_variable
 from trainer_kit.typing import Model
 
 # The attributes between the root and the model.
