@@ -173,8 +173,10 @@ def parse_json(text: str | bytes) -> Any:
       ValueError: when the text is not JSON, is nested too deeply, or has a number with more digits
         than Python reads.
     """
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
     try:
-        value = json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -52,7 +52,8 @@ class Checklist:
 
     def _print_passed(self) -> None:
         if self.current:
-            print(f"ok    {self.current} ({time.perf_counter() - self._start:.1f} s)", flush=True)
+            seconds = time.perf_counter() - self._start
+            print(f"ok    {self.current} ({seconds:.1f} s)", flush=True)
 
     def __enter__(self) -> Checklist:
         return self

@@ -468,9 +468,17 @@ class _Merger:
         same values, so that the rules of outer sections can be checked.
         """
         if isinstance(value, (list, tuple)) and any(_get_value_class(item) for item in value):
-            return [self.build(item, join_keys(path, index)) for index, item in enumerate(value)]
+            items = []
+            for index, item in enumerate(value):
+                item_path = join_keys(path, index)
+                items.append(self.build(item, item_path))
+            return items
         if isinstance(value, dict) and any(_get_value_class(item) for item in value.values()):
-            return {key: self.build(item, join_keys(path, key)) for key, item in value.items()}
+            entries = {}
+            for key, item in value.items():
+                item_path = join_keys(path, key)
+                entries[key] = self.build(item, item_path)
+            return entries
 
         draft = value
         if isinstance(value, Section) and self._check_all_sections:

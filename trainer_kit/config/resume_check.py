@@ -111,7 +111,9 @@ class Change:
     kind: Kind
 
     def __str__(self) -> str:
-        return f"{self.path}: {format_value(self.old)} -> {format_value(self.new)}"
+        old = format_value(self.old)
+        new = format_value(self.new)
+        return f"{self.path}: {old} -> {new}"
 
 
 def compare_configs(old: Mapping[str, JsonValue], new: Section) -> list[Change]:

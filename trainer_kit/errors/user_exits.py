@@ -23,7 +23,8 @@ def build_exit_error(error: SystemExit) -> TrainerKitError:
     if function:
         place = f"your code, in {function},"
     elif user_frames:
-        place = f"{user_frames[-1].file}:{user_frames[-1].line}: this line"
+        deepest = user_frames[-1]
+        place = f"{deepest.file}:{deepest.line}: this line"
     else:
         place = "your code"
 

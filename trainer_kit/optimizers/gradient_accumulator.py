@@ -233,7 +233,8 @@ class GradientAccumulator:
         variable_ids = [id(variable) for _, variable in pairs]
         ids = (id(self._optimizer), *variable_ids)
         # Counted by graph, since a tf.function in the step may be traced more than once.
-        call = (tf.compat.v1.get_default_graph(), ids)
+        graph = tf.compat.v1.get_default_graph()
+        call = (graph, ids)
         key = (ids, self._call_counts[call])
         self._sums.add(key, pairs, apply, self._weight, self._is_first)
         self._call_counts[call] += 1

@@ -101,7 +101,9 @@ def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> 
       The heartbeat, or None if the file is missing or damaged.
     """
     try:
-        heartbeat = files.parse_json((Path(model_dir) / name).read_bytes())
+        path = Path(model_dir) / name
+        content = path.read_bytes()
+        heartbeat = files.parse_json(content)
     except (OSError, ValueError):
         return None
     if not isinstance(heartbeat, dict) or "ended" not in heartbeat:
@@ -469,7 +471,8 @@ os.register_at_fork(after_in_child=_drop_in_child)
 def _open(path: Path, times: int = _OPEN_TRIES) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        return os.open(path, flags, 0o666)
     except OSError as error:
         if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
             # The last trainer may have just removed the folder.

@@ -355,7 +355,8 @@ def build_controller(
     """
     options = plan.config.trainer
     directory = plan.directory
-    run = Run(trainer, directory.path, plan.is_chief, plan.epochs, directory.read_stopped_step())
+    stopped_step = directory.read_stopped_step()
+    run = Run(trainer, directory.path, plan.is_chief, plan.epochs, stopped_step)
     actions = _build_actions(plan, trainer, manager)
 
     # What a controller of any kind takes.

@@ -231,7 +231,9 @@ def plan_run(
     checkpoint = options.checkpoint
     if mode == "eval":
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best_dir)
-    callbacks = [*create_callbacks(config.trainer.callbacks), *check_callbacks(options.callbacks)]
+    configured_callbacks = create_callbacks(config.trainer.callbacks)
+    given_callbacks = check_callbacks(options.callbacks)
+    callbacks = [*configured_callbacks, *given_callbacks]
     return RunPlan(
         mode=mode,
         mode_properties=mode_properties,

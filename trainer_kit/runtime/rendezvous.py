@@ -118,8 +118,10 @@ def _listen(address: str) -> Iterator[None]:
 
 def _is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
+        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT)
+        connection.close()
     except (OSError, ValueError):
         return False
     return True

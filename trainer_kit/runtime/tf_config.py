@@ -172,7 +172,9 @@ def read_cluster() -> Cluster | None:
         return None
 
     lists = content["cluster"]
-    are_lists = isinstance(lists, dict) and all(isinstance(item, list) for item in lists.values())
+    are_lists = isinstance(lists, dict)
+    if are_lists:
+        are_lists = all(isinstance(addresses, list) for addresses in lists.values())
     if not are_lists:
         raise _build_tf_config_error(f"'cluster' is {lists!r}, not lists of addresses by task type")
     tasks: dict[str, tuple[str, ...]] = {}

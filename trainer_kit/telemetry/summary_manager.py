@@ -325,7 +325,9 @@ class TensorBoardWriter:
         self._options = options or TensorBoardOptions()
         self._has_config = False
         self._managers = {"train": train_manager, "validation": validation_manager}
-        self._takes_step = {kind: _takes_step(manager) for kind, manager in self._managers.items()}
+        self._takes_step = {}
+        for kind, manager in self._managers.items():
+            self._takes_step[kind] = _takes_step(manager)
 
     @property
     def needs_caller_thread(self) -> bool:

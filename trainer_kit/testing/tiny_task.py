@@ -97,8 +97,11 @@ def tiny_arrays(training: bool, examples: int = EXAMPLES) -> tuple[np.ndarray, n
     """
     rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
     generator = np.random.default_rng(1 if training else 2)
-    points = generator.uniform(-1, 1, (examples, FEATURES)).astype(np.float32)
-    labels = np.argmax(points @ rule, axis=1).astype(np.int32)
+    coordinates = generator.uniform(-1, 1, (examples, FEATURES))
+    points = coordinates.astype(np.float32)
+    scores = points @ rule
+    best_classes = np.argmax(scores, axis=1)
+    labels = best_classes.astype(np.int32)
     # Every caller gets these arrays.
     points.flags.writeable = False
     labels.flags.writeable = False

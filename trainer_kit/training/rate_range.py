@@ -50,18 +50,21 @@ class RateRange:
     def smoothed_losses(self) -> np.ndarray:
         """The mean loss of the steps around each step, which are a twentieth of all steps or 5."""
         count = len(self.losses)
-        sums = np.concatenate([[0.0], np.cumsum(self.losses)])
+        cumulative = np.cumsum(self.losses)
+        sums = np.concatenate([[0.0], cumulative])
         places = np.arange(count)
         reach = _window(count) // 2
         # The window is smaller at both ends of the curve.
         begins = np.maximum(places - reach, 0)
         ends = np.minimum(places + reach + 1, count)
-        return (sums[ends] - sums[begins]) / (ends - begins)
+        window_sums = sums[ends] - sums[begins]
+        return window_sums / (ends - begins)
 
     @property
     def lowest_loss_rate(self) -> float:
         """The rate at which the smoothed loss is lowest."""
-        return float(self.rates[np.argmin(self.smoothed_losses)])
+        lowest = np.argmin(self.smoothed_losses)
+        return float(self.rates[lowest])
 
     @property
     def is_still_falling(self) -> bool:

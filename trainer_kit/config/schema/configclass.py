@@ -183,7 +183,10 @@ class OneOfConfig(Config):
     def expand_short_form(cls, value: object, current: Mapping[str, Any]) -> object:
         """Returns the mapping that a short form stands for."""
         # A text that begins with a number is a duration, or a number in quotes.
-        is_name = isinstance(value, str) and not value.lstrip(" +-.")[:1].isdigit()
+        is_name = False
+        if isinstance(value, str):
+            unsigned = value.lstrip(" +-.")
+            is_name = not unsigned[:1].isdigit()
         if value is None or is_name:
             return {"type": value}
 

@@ -53,7 +53,9 @@ def load_initial_weights(model: Model, sources: str | Sequence[InitCheckpointCon
     if isinstance(sources, str):
         sections = {_OPTION: InitCheckpointConfig(path=sources)}
     else:
-        sections = {f"{_OPTION}.{number}": section for number, section in enumerate(sources)}
+        sections = {}
+        for number, section in enumerate(sources):
+            sections[f"{_OPTION}.{number}"] = section
 
     # All files are checked before the first value is assigned, so an error leaves the model
     # unchanged.

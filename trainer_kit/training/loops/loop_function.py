@@ -193,13 +193,15 @@ class Readback:
         self._structure = self._source()
         scalars, others = self._pack_structure()
         if more:
-            numbers = tf.stack([tf.cast(number, tf.float64) for number in more])
+            floats = [tf.cast(number, tf.float64) for number in more]
+            numbers = tf.stack(floats)
             scalars = tf.concat([scalars, numbers], 0)
         return scalars, others
 
     @tf.autograph.experimental.do_not_convert
     def _pack_structure(self) -> Packed:
-        tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
+        leaves = tf.nest.flatten(self._structure)
+        tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
         self._is_scalar = []
