@@ -394,9 +394,7 @@ def compute_gradient_norms(trainer: Trainer, batch: Any) -> dict[str, float]:
     def record_norms(pairs: list[tuple[tf.Tensor | tf.IndexedSlices, Variable]]) -> None:
         for gradient, variable in pairs:
             # The norm of a sparse gradient is that of its rows.
-            if isinstance(gradient, tf.IndexedSlices):
-                gradient = gradient.values
-            values = tf.cast(gradient, tf.float32)
+            values = tf.cast(gradients.get_values(gradient), tf.float32)
             norm = tf.norm(values)
             # Keras 3 wraps the variable of TensorFlow that the model's names belong to.
             variable = native_variable(variable)

@@ -193,4 +193,5 @@ def _table(
     if rows:
         summary = f"best by {metric} ({choice.comparison})"
     headers = ["step", metric, "dataset", "checkpoint", "weights"]
-    return Table(f"{name}: {summary}", headers, rows, left_aligned=frozenset(headers[2:]))
+    texts = frozenset(headers[2:])
+    return Table(f"{name}: {summary}", headers, rows, left_aligned=texts)

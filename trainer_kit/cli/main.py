@@ -98,7 +98,9 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command."""
-    lines = [f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items()]
+    lines = []
+    for code, meaning in EXIT_CODES.items():
+        lines.append(f"  {code.value:>3}  {meaning}")
     codes = "\n".join(lines)
     parser = _Parser(
         prog="trainer-kit",

@@ -15,17 +15,6 @@ from trainer_kit.errors import find_similar_names, suggest_names
 
 NO_SUCH_KEY = "there is no such key"
 
-# The values of earlier releases, with the advice for a config that still has them.
-REMOVED_VALUES = {
-    "accumulate_steps=auto": (
-        "auto was removed; set trainer.accumulate_steps=1, or to the parts that fit into memory"
-    ),
-    "fuse_steps=auto": (
-        "auto was removed; set trainer.fuse_steps=1, or to 20 for a small dense model"
-    ),
-    "executor=auto": "auto was removed; set runtime.executor=default",
-}
-
 _NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",

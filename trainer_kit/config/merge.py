@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from trainer_kit.config.allowed_values import (
     NO_SUCH_KEY,
-    REMOVED_VALUES,
     describe_allowed_values,
     format_value,
     suggest_correction,
@@ -427,9 +426,7 @@ class _Merger:
                     return
 
             allowed_values = describe_allowed_values(info.annotation, tuple(info.metadata))
-            advice = REMOVED_VALUES.get(f"{name}={value}")
-            if not advice:
-                advice = suggest_correction(info.annotation, value, info.metadata)
+            advice = suggest_correction(info.annotation, value, info.metadata)
             self._add_mistake(path, f"{format_value(value)} is not {allowed_values}", advice)
             return
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from trainer_kit import files
-from trainer_kit.config.allowed_values import REMOVED_VALUES
 from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError, Mistake
+
+# Values of earlier releases that were removed.
+_REMOVED_VALUES = ("accumulate_steps=auto", "fuse_steps=auto", "executor=auto")
 
 
 def to_yaml(config: ExperimentConfig) -> str:
@@ -54,7 +56,7 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
             parsed.values[section] = {
                 name: value
                 for name, value in fields.items()
-                if f"{name}={value}" not in REMOVED_VALUES
+                if f"{name}={value}" not in _REMOVED_VALUES
             }
 
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}

@@ -22,7 +22,7 @@ from trainer_kit.config.schema.gradient_processor_configs import (
 )
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
-from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scale_gradient
+from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, get_values, scale_gradient
 from trainer_kit.optimizers.per_variable import is_found, matches_any, similar_paths, variable_path
 from trainer_kit.typing import IntLike, Variable
 
@@ -166,7 +166,7 @@ class GradientProcessing:
         step = complete_steps + 1
         finite = []
         for gradient in gradients:
-            values = _values(gradient)
+            values = get_values(gradient)
             is_finite = tf.math.is_finite(values)
             finite.append(tf.reduce_all(is_finite))
         flags = tf.cast(tf.stack(finite), tf.int32)
@@ -290,7 +290,7 @@ def _summarize(
         # Without the empty name scope "cond/" would stand before the names.
         with tf.summary.record_if(True), tf.name_scope(""):
             for gradient, variable in zip(gradients, variables, strict=True):
-                values = _values(gradient)
+                values = get_values(gradient)
                 values = tf.cast(values, tf.float32)
                 norm = tf.norm(values)
                 path = variable_path(variable)
@@ -368,10 +368,6 @@ def _check_results(
     for result, gradient in zip(results, dense, strict=True):
         converted.append(tf.cast(result, gradient.dtype))
     return converted
-
-
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 _BOUNDS = {

@@ -89,7 +89,7 @@ def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     """
     values = []
     for gradient in gradients:
-        gradient_values = _values(gradient)
+        gradient_values = get_values(gradient)
         values.append(tf.cast(gradient_values, tf.float32))
     return tf.linalg.global_norm(values)
 
@@ -317,7 +317,7 @@ def _apply_in_order(
 
 def scale_gradient(gradient: Gradient, factor: FloatLike) -> Gradient:
     """Returns `gradient` times a scalar, in the gradient's dtype and form."""
-    values = _values(gradient)
+    values = get_values(gradient)
     factor = tf.cast(factor, values.dtype)
     scaled = values * factor
     if isinstance(gradient, tf.IndexedSlices):
@@ -368,5 +368,6 @@ def _with_unique_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
     return results
 
 
-def _values(gradient: Gradient) -> tf.Tensor:
+def get_values(gradient: Gradient) -> tf.Tensor:
+    """Returns the values of a gradient. Those of a sparse one are its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scale_gradient
+from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, get_values, scale_gradient
 from trainer_kit.typing import Variable
 
 
@@ -120,7 +120,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         not_finite = []
         for gradient in unscaled:
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            values = get_values(gradient)
             is_finite = tf.reduce_all(tf.math.is_finite(values))
             not_finite.append(tf.cast(~is_finite, tf.float32))
 

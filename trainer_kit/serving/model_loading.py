@@ -64,7 +64,8 @@ class LoadedWeights:
             return text
         counts = collections.Counter(name.partition("/")[0] for name in self.unused)
         sections = [f"{section} ({count})" for section, count in counts.items()]
-        return f"{text}; not used: {', '.join(sections)}"
+        unused = ", ".join(sections)
+        return f"{text}; not used: {unused}"
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ def read_run_config(
     if name:
         config = from_yaml(text, get_experiment(name))
     elif (run_dir / MODEL_FILE).is_file():
-        text = yaml_loader.dump({key: sections.get(key, {}) for key in ("trainer", "runtime")})
+        shown_sections = {key: sections.get(key, {}) for key in ("trainer", "runtime")}
+        text = yaml_loader.dump(shown_sections)
         config = from_yaml(text, ExperimentConfig(task=RecordedTaskConfig()))
     else:
         raise UsageError(

@@ -115,7 +115,8 @@ def count_flops(model: CallableModel, inputs_spec: NestedSpec) -> FlopsResult:
     if not left_out:
         return FlopsResult(flops)
     rows = sorted(left_out.items())
-    names = ", ".join(f"{count} {name}" for name, count in rows)
+    texts = [f"{count} {name}" for name, count in rows]
+    names = ", ".join(texts)
     return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
 
 

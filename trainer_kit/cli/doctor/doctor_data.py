@@ -139,7 +139,11 @@ def _save_sample(tensors: Iterable[tf.Tensor], path: str) -> None:
 
     from trainer_kit.callbacks.sample_pictures import image_grid
 
-    candidates = [tensor for tensor in tensors if tensor.shape[3:] in ([1], [3])]
+    candidates = []
+    for tensor in tensors:
+        channels = tensor.shape[3:]
+        if channels in ([1], [3]):
+            candidates.append(tensor)
     if not candidates:
         raise UsageError(
             "--picture: no tensor of the batch has the shape of images, [batch, height, width,"

@@ -141,8 +141,9 @@ def get_tfrecord_dataset(
     is_training = split == _TRAIN
     # The program may pass anything. A bool is an int for Python.
     size: Any = global_batch_size
-    is_number = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    if not is_number or size < 1:
+    is_number = isinstance(size, (int, np.integer))
+    is_bool = isinstance(size, bool)
+    if not is_number or is_bool or size < 1:
         raise UsageError(
             f"global_batch_size={size!r} is not a number of examples; give a whole number above 0"
         )

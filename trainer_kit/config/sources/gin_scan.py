@@ -173,8 +173,10 @@ def _find_unknown_names(gin: ModuleType, value: object) -> tuple[str, ...]:
 def _locate_error(error: Exception) -> tuple[int | None, str]:
     """Returns the line of a mistake, or None if it is not known, and what is wrong."""
     if isinstance(error, SyntaxError):
-        unread = re.search(r"Failed to parse token '(.*)'", str(error.msg), re.DOTALL)
-        problem = " ".join(str(error.msg).split())
+        message = str(error.msg)
+        unread = re.search(r"Failed to parse token '(.*)'", message, re.DOTALL)
+        words = message.split()
+        problem = " ".join(words)
         if unread:
             problem = f"{unread[1]} is not a value"
         return error.lineno, problem

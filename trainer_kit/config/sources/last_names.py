@@ -33,8 +33,13 @@ def find_last_names(
       of one whose whole path `layer` has too.
     """
     sections = get_fields(type(config))
-    names = [key for key in layer.values if str(key).isidentifier() and key not in sections]
-    whole_paths = {key: value for key, value in layer.values.items() if key not in names}
+    names = []
+    whole_paths = {}
+    for key, value in layer.values.items():
+        if str(key).isidentifier() and key not in sections:
+            names.append(key)
+        else:
+            whole_paths[key] = value
     layers = [replace(layer, values=whole_paths)]
     paths_by_name: dict[str, list[str]] = {}
 
