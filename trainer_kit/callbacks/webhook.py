@@ -115,8 +115,7 @@ class Webhook(Callback):
         error = f"{prefix}{run.error}"[:_MAX_ERROR_LENGTH]
         first_line = error.splitlines()[0]
         text = f"failed at step {run.step} with exit code {int(code)}: {first_line}"
-        record = {"step": run.step, "error": error, "exit_code": int(code)}
-        self._post(run, "failed", text, record)
+        self._post(run, "failed", text, {"step": run.step, "error": error, "exit_code": int(code)})
 
     def _address(self) -> str:
         url = self._url or os.environ.get(self._variable, "")

@@ -390,7 +390,7 @@ def is_unseeded(dataset: tf.data.Dataset) -> bool:
     a zero, and a seed of 0 the second. The graph of the dataset has the seeds too, but contains all
     arrays in memory.
     """
-    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    seeds: list[Any] = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
