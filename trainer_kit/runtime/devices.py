@@ -84,7 +84,10 @@ def get_thread_counts() -> dict[str, int]:
 
 
 def _set_threads(runtime: RuntimeConfig, recorded_counts: Mapping[str, int]) -> None:
-    cores = len(os.sched_getaffinity(0))
+    # macOS has no affinities.
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
 
     threading = tf.config.threading
     current_counts = get_thread_counts()
@@ -123,8 +126,9 @@ def _raise_arena_limit() -> None:
     # glibc counts all cores, whatever the affinity.
     glibc_limit = (os.cpu_count() or 1) * 8
     if not is_set and glibc_limit < _ARENA_COUNT:
-        # TensorFlow's wheels need glibc.
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, _ARENA_COUNT)
+        # Other C libraries, which have no such limit, have no mallopt.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+        mallopt(_ARENA_MAX, _ARENA_COUNT)
 
 
 def _split_cpu(count: int) -> None:
