@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.builders import wait_until
-from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, linear
+from tests.engine.compat.keras.keras_programs import X, assert_same_weights, linear, pairs
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import Callback
 from trainer_kit.compat import keras as tk_keras
@@ -45,8 +45,10 @@ class Saves(Callback):
 
 def fit(model: Any, folder: Path, callbacks: list[Any], **options: Any) -> Any:
     """Trains on four batches in each epoch."""
-    options = {"epochs": 4, "validation_data": (X, Y), "verbose": 0, **options}
-    return tk_keras.fit(model, X, Y, callbacks=callbacks, model_dir=str(folder), **options)
+    options = {"epochs": 4, "validation_data": pairs().batch(25), "verbose": 0, **options}
+    return tk_keras.fit(
+        model, pairs().batch(25), callbacks=callbacks, model_dir=str(folder), **options
+    )
 
 
 def test_a_run_of_a_native_task_calls_callbacks_of_keras(tmp_path: Path) -> None:
