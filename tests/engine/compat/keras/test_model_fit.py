@@ -221,7 +221,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "epochs": (linear, {"epochs": "2"}, r"epochs='2' is not a whole number"),
     "validation_freq": (linear, {"validation_freq": 0}, r"validation_freq=0: .* at least 1"),
     "best by another metric": (
-        linear,
+        lambda: linear(metrics=["accuracy"]),
         {"best": "val_acc"},
         r"best='val_acc': .*a callback adds.*ModelCheckpoint\(monitor.*did you mean val_accuracy",
     ),

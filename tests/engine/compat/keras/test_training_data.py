@@ -96,14 +96,14 @@ def shuffled_batches() -> tf.data.Dataset:
 def test_fits_and_processes_continue_the_orders_of_a_dataset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weighted = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+    weighted: dict[str, Any] = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
     expected = fit_losses("ours", shuffled_batches, epochs=3, model_dir=tmp_path / "a", **weighted)
 
     # Two fits of a process. The second one ends inside of the second epoch.
     keras.utils.set_random_seed(3)
     dataset = shuffled_batches()
-    options = {"model_dir": tmp_path / "b", **weighted}
-    stopped = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}
+    options: dict[str, Any] = {"model_dir": tmp_path / "b", **weighted}
+    stopped: dict[str, Any] = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}
     fit_losses("ours", dataset, epochs=1, **options)
     fit_losses("ours", dataset, epochs=2, **stopped, **options)
 
