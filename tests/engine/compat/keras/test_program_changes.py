@@ -38,7 +38,7 @@ def test_a_changed_program_is_named_at_a_resume(
     assert fit(1) == ""
 
     changes = fit(1, rate=0.002, activation="tanh", from_logits=False)
-    assert "learning_rate of the optimizer was 0.01 and is 0.002;" in changes
+    assert "learning_rate of the optimizer was 0.01 and is 0.002" in changes
     assert "layer 0 was Dense with arguments" in changes
     assert "the loss was SparseCategoricalCrossentropy" in changes
 
