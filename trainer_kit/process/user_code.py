@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
       notebook or of an installed package it is the working directory. `modules`: a hash of each
       source file by its path below the folder on sys.path.
     """
-    folder = Path.cwd()
+    folder = working_directory = Path.cwd()
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         # The usual access to an attribute would import a lazy module.
@@ -41,9 +42,11 @@ def describe_code(task_class: type) -> dict[str, Any]:
         # The program of a command, such as bin/trainer-kit, has no suffix.
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
-        path = Path(file).absolute()
-        if not is_user_file(str(path)):
+        # TensorFlow and Keras have thousands of modules, whose Paths would take most of the time.
+        absolute_file = os.path.join(working_directory, file)
+        if not is_user_file(absolute_file):
             continue
+        path = Path(absolute_file)
         if name == task_class.__module__:
             folder = path.parent
 

@@ -40,7 +40,6 @@ def linear(**options: Any) -> Any:
     settings = {
         "optimizer": "sgd",
         "loss": CROSSENTROPY,
-        "metrics": ["accuracy"],
         "jit_compile": False,
         **options,
     }
@@ -62,12 +61,6 @@ def assert_same_weights(model: Any, expected: Any) -> None:
     """Checks that two models have the same weights, bit by bit."""
     for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)
-
-
-def deep_classifier(**options: Any) -> Any:
-    """Returns a model with dropout, batch normalization, a metric and an optimizer with slots."""
-    hidden = [layers.Dense(16, activation="relu"), layers.Dropout(0.3), layers.BatchNormalization()]
-    return classifier(*hidden, **{"optimizer": "adam", "metrics": ["accuracy"], **options})
 
 
 class AddedLoss(keras.Model):
@@ -175,9 +168,7 @@ def tf_keras_linear() -> Any:
     """Returns a model of tf_keras, whose seeds are its own."""
     tf_keras.utils.set_random_seed(3)
     model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
-    model.compile(
-        "sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
-    )
+    model.compile("sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
@@ -226,7 +217,7 @@ def model_with_tensor_conditions() -> Any:
     """
     hidden = [Doubled(), tf_keras.layers.BatchNormalization()]
     model = tf_keras.Sequential([tf_keras.Input((8,)), *hidden, tf_keras.layers.Dense(3)])
-    model.compile("adam", limited_squares, metrics=[PositiveBatches(), limited_squares])
+    model.compile("sgd", limited_squares, metrics=[PositiveBatches(), limited_squares])
     return model
 
 
@@ -295,22 +286,6 @@ class Batches(keras.utils.PyDataset):
         return X[part].copy(), Y[part].copy()
 
 
-class Changing(Batches):
-    """Batches whose features grow with the epochs, and with a level that callbacks set."""
-
-    begun = ended = level = 0
-
-    def on_epoch_begin(self) -> None:
-        self.begun += 1
-
-    def on_epoch_end(self) -> None:
-        self.ended += 1
-
-    def __getitem__(self, number: int) -> Any:
-        features, labels = super().__getitem__(number)
-        return features * (self.begun + 3 * self.ended + 9 * self.level), labels
-
-
 class OldBatches(tf_keras.utils.Sequence):
     """The same as a Sequence of tf_keras."""
 
@@ -319,13 +294,6 @@ class OldBatches(tf_keras.utils.Sequence):
 
     def __getitem__(self, number: int) -> Any:
         return Batches()[number]
-
-
-def endless_batches() -> Any:
-    """Yields batches without end."""
-    batches = Batches()
-    while True:
-        yield from (batches[number] for number in range(len(batches)))
 
 
 def pairs() -> tf.data.Dataset:

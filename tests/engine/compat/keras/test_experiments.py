@@ -126,7 +126,7 @@ CALLS: list[tuple[int, float]] = []
 
 def build_callbacks() -> list[Any]:
     """Returns callbacks of epochs and batches, and one that ends the first start."""
-    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=10.0)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0)
     noting = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: CALLS.append((batch, logs["loss"])),
         on_epoch_end=lambda epoch, logs: CALLS.append((epoch, logs["learning_rate"])),
@@ -150,12 +150,12 @@ def test_callbacks_of_an_experiment_go_on_after_an_error(tmp_path: Path) -> None
     )
 
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))
-    trainer_kit.launch(config, "train_and_eval", str(tmp_path / "a"))
+        trainer_kit.launch(config, "train", str(tmp_path / "a"))
+    trainer_kit.launch(config, "train", str(tmp_path / "a"))
     calls_of_both_starts = CALLS.copy()
 
     CALLS.clear()
-    trainer_kit.launch(config, "train_and_eval", str(tmp_path / "b"))
+    trainer_kit.launch(config, "train", str(tmp_path / "b"))
 
     assert calls_of_both_starts == CALLS
     assert [rate for _, rate in CALLS[5::6]] == pytest.approx([1e-2, 1e-2, 5e-3, 2.5e-3])

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import read_json
-from tests.builders import replicas as replicas_of
+from tests.builders import read_json, replicas
 from tests.engine.compat.keras.keras_programs import (
     CROSSENTROPY,
     X,
@@ -24,6 +23,9 @@ from tests.engine.compat.keras.keras_programs import (
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.hand_written_loop import LoopMetrics
 from trainer_kit.compat.keras.keras_trainer import KerasMetrics
+from trainer_kit.compat.keras.step_preparation import prepare_step
+
+TARGETS = X.sum(axis=1, keepdims=True)
 
 
 class Adds(keras.callbacks.Callback):
@@ -35,6 +37,21 @@ class Adds(keras.callbacks.Callback):
             "time": "12:00",
             "rate": self.model.optimizer.learning_rate,
         }
+
+
+class Predictions(keras.metrics.Metric):
+    """A metric that is a vector: how often each class is predicted."""
+
+    def __init__(self) -> None:
+        super().__init__(name="predictions")
+        self.numbers = self.add_weight(shape=(3,), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_true, sample_weight
+        self.numbers.assign_add(tf.reduce_sum(tf.one_hot(tf.argmax(y_pred, -1), 3), 0))
+
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.numbers)
 
 
 class ReturnsRate(keras.Model):
@@ -77,60 +94,70 @@ class ReturnsOwnLoss(keras.Model):
         return {"loss": tf.reduce_mean(tf.square(self(data[0]) - data[1]))}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) -> None:
+def build_model_with_own_loss() -> Any:
+    """Returns a compiled model of ReturnsOwnLoss."""
+    model = ReturnsOwnLoss()
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    return model
+
+
+def test_a_loss_in_place_of_a_metric_is_reported(tmp_path: Path) -> None:
     losses: list[list[float]] = [[], []]
-    targets = X.sum(axis=1, keepdims=True)
     for door, losses_of_door in zip((keras.Model.fit, tk_keras.fit), losses, strict=True):
-        with replicas_of(replicas).scope():
-            model = ReturnsOwnLoss()
-            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        model = build_model_with_own_loss()
         note = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda _, logs, to=losses_of_door: to.append(logs["loss"])
         )
         options = {
-            "validation_data": (X, targets),
+            "validation_data": (X, TARGETS),
             "batch_size": 50,
             "epochs": 2,
             "shuffle": False,
             "verbose": 0,
         }
         folder = {} if door is keras.Model.fit else {"model_dir": str(tmp_path)}
-        history = door(model, X, targets, callbacks=[note], **options, **folder).history
+        history = door(model, X, TARGETS, callbacks=[note], **options, **folder).history
 
     assert len(losses[0]) == 4
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     # Keras shows 0 at the end of an epoch.
     np.testing.assert_allclose(history["loss"], losses[0][1::2], rtol=1e-5)
 
-    last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - targets[50:]))
+    last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - TARGETS[50:]))
     np.testing.assert_allclose(history["val_loss"][-1], last_batch, rtol=1e-5)
 
     best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert best["value"] == pytest.approx(min(history["val_loss"]))
 
 
-def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> None:
-    targets = keras.utils.to_categorical(Y)
+def test_a_loss_in_place_of_a_metric_is_found_on_two_replicas() -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, TARGETS)).batch(50)
+    with replicas(2).scope():
+        model = build_model_with_own_loss()
+        log_specs = prepare_step(model.train_step, model, data)
 
+    assert log_specs == {"loss": tf.TensorSpec([], tf.float32)}
+
+
+def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> None:
     models = []
     histories = []
     for epochs in (2, 1, 2, 2):
-        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-        model = linear(loss=loss, metrics=[keras.metrics.F1Score(average=None, name="f1")])
+        model = linear(metrics=[Predictions()])
         options = {
-            "validation_data": (X, targets),
+            "validation_data": (X, Y),
             "epochs": epochs,
             "verbose": 0,
             "callbacks": [Adds()],
         }
         if models:
-            histories.append(tk_keras.fit(model, X, targets, **options, model_dir=str(tmp_path)))
+            histories.append(tk_keras.fit(model, X, Y, **options, model_dir=str(tmp_path)))
         else:
-            histories.append(model.fit(X, targets, **options))
+            histories.append(model.fit(X, Y, **options))
         models.append(model)
     expected, first, longer, finished = histories
-    assert np.shape(expected.history["f1"]) == (2, 3)
+    for name in ("predictions", "val_predictions"):
+        assert np.shape(expected.history[name]) == (2, 3)
     times = [history.history.pop("time") for history in (expected, longer, finished)]
     assert times[0] == times[1] == times[2]
     assert first.epoch == [0]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tf_keras
 
-from tests.builders import replicas
 from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, linear
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.callback_state import is_keras_callback
@@ -84,21 +83,6 @@ def assert_same_calls(calls: Calls, expected_calls: Calls) -> None:
         np.testing.assert_allclose([*values.values()], [*expected.values()], 1e-6, 1e-6)
 
 
-def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> None:
-    of_two_replicas = Batches()
-    with replicas(2).scope():
-        model = linear()
-    fit(model, tmp_path, [of_two_replicas], epochs=1)
-
-    of_one_replica = Batches()
-    model_of_one_replica = linear()
-    model_of_one_replica.set_weights(model.get_weights())
-    model_of_one_replica.evaluate(X[:70], Y[:70], verbose=0, callbacks=[of_one_replica])
-
-    evaluation_calls = [call for call in of_two_replicas.calls if "test" in call[0]]
-    assert_same_calls(evaluation_calls, of_one_replica.calls)
-
-
 def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -106,10 +90,10 @@ def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> N
             self.model.stop_training = self.model.optimizer.iterations == 7
 
     theirs = Batches()
-    their_model = linear()
+    their_model = linear(metrics=["accuracy"])
     expected = fit(their_model, None, [theirs, WarmUp(), Stop()], epochs=4)
     ours = Batches()
-    our_model = linear()
+    our_model = linear(metrics=["accuracy"])
     history = fit(our_model, tmp_path, [ours, WarmUp(), Stop()], epochs=4)
 
     assert_same_calls(ours.calls, theirs.calls)
@@ -121,7 +105,7 @@ def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> N
 
     # Calls are state: those of an earlier start come back.
     again = Batches()
-    finished = linear()
+    finished = linear(metrics=["accuracy"])
     assert fit(finished, tmp_path, [again], epochs=4).history == history.history
     assert len(again.calls) == len(ours.calls)
     np.testing.assert_array_equal(finished.get_weights()[0], our_model.get_weights()[0])
@@ -201,9 +185,9 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
         return model
 
     theirs = Noting()
-    fit(build_model(), None, [theirs], shuffle=False)
+    fit(build_model(), None, [theirs])
     ours = Noting()
-    fit(build_model(), tmp_path, [ours], shuffle=False)
+    fit(build_model(), tmp_path, [ours])
 
     assert [call[:2] for call in ours.calls] == [call[:2] for call in theirs.calls]
     for (_, _, logs), (_, _, expected) in zip(ours.calls, theirs.calls, strict=True):

@@ -16,7 +16,6 @@ from tests.engine.compat.keras.keras_programs import (
     CROSSENTROPY,
     WEIGHTS,
     Batches,
-    Changing,
     OldBatches,
     X,
     Y,
@@ -25,14 +24,11 @@ from tests.engine.compat.keras.keras_programs import (
     assert_same_weights,
     classifier,
     custom_step,
-    deep_classifier,
-    endless_batches,
     gan,
     linear,
     model_with_tensor_conditions,
     model_with_two_optimizers,
     pairs,
-    tf_keras_linear,
     two_outputs,
 )
 from trainer_kit.compat import keras as tk_keras
@@ -45,14 +41,32 @@ def assert_same_fit(model: Any, history: Any, theirs: Any, expected: Any) -> Non
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
+def unbuilt_classifier(*hidden: Any, **options: Any) -> Any:
+    """Returns a model of one layer behind dropout and `hidden`, which its first batch builds."""
+    model = keras.Sequential([keras.layers.Dropout(0.3), *hidden, keras.layers.Dense(3)])
+    model.compile("sgd", CROSSENTROPY, jit_compile=False, **options)
+    return model
+
+
 # What is most of a program's time is traced: those whose subject is the data have a model of one
 # layer.
 PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
-    "a deep model with XLA": (
-        lambda: deep_classifier(jit_compile="auto"),  # as Keras compiles by default
+    "XLA, a part of the arrays for validation": (
+        lambda: classifier(jit_compile="auto"),  # as Keras compiles by default
         lambda: {"x": X, "y": Y, "validation_split": 0.2},
     ),
-    "two inputs and outputs": (two_outputs, lambda: {"x": [X, -X], "y": {"p": Y, "q": WEIGHTS}}),
+    "two inputs and outputs, weights, validation in some epochs": (
+        two_outputs,
+        lambda: {
+            "x": [X, -X],
+            "y": {"p": Y, "q": WEIGHTS},
+            "sample_weight": {"p": WEIGHTS, "q": 1 - WEIGHTS},
+            "batch_size": 7,
+            "epochs": 3,
+            "validation_data": ([-X, X], {"p": Y, "q": WEIGHTS}, {"p": 1 - WEIGHTS, "q": WEIGHTS}),
+            "validation_freq": [1, 3],
+        },
+    ),
     "steps of its own, a dataset of unknown length": (
         custom_step,
         lambda: {
@@ -60,9 +74,8 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
             "validation_data": (X, Y),
         },
     ),
-    "two models and optimizers": (gan, lambda: {"x": X}),
-    "a dataset without end, weights of classes": (
-        classifier,
+    "a dataset without end, weights of classes, averaged weights": (
+        lambda: classifier(optimizer=keras.optimizers.SGD(use_ema=True)),
         lambda: {
             "x": pairs().batch(20).repeat(),
             "steps_per_epoch": 3,
@@ -71,30 +84,13 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
             "validation_steps": 2,
         },
     ),
-    "a PyDataset": (classifier, lambda: {"x": Batches(workers=2), "shuffle": False}),
-    "a Sequence of tf_keras": (
-        tf_keras_linear,
-        lambda: {"x": OldBatches(), "shuffle": False, "validation_data": OldBatches()},
+    "a PyDataset, a model that is not built": (
+        unbuilt_classifier,
+        lambda: {"x": Batches(workers=2), "shuffle": False},
     ),
-    "conditions of tensors in a model of tf_keras": (
+    "a Sequence of tf_keras, conditions of tensors in the model": (
         model_with_tensor_conditions,
-        lambda: {"x": X, "y": Y, "validation_data": (X, Y)},
-    ),
-    "a generator, averaged weights": (
-        lambda: classifier(optimizer=keras.optimizers.SGD(use_ema=True)),
-        lambda: {"x": endless_batches(), "steps_per_epoch": 5},
-    ),
-    "weights, validation in some epochs": (
-        lambda: classifier(metrics=["accuracy"], weighted_metrics=["accuracy"]),
-        lambda: {
-            "x": X,
-            "y": Y,
-            "sample_weight": WEIGHTS,
-            "batch_size": 7,
-            "epochs": 3,
-            "validation_data": (X, Y, 1 - WEIGHTS),
-            "validation_freq": [1, 3],
-        },
+        lambda: {"x": OldBatches(), "shuffle": False, "validation_data": OldBatches()},
     ),
 }
 
@@ -120,72 +116,85 @@ def test_fit_gives_the_numbers_of_keras(program: str, tmp_path: Path) -> None:
     assert_same_fit(ours, history, theirs, expected)
 
 
+def test_a_gan_has_the_numbers_of_keras_and_is_loaded(tmp_path: Path) -> None:
+    theirs = build_with_seed(gan)
+    expected = theirs.fit(X, epochs=2, verbose=0)
+
+    ours = build_with_seed(gan)
+    history = tk_keras.fit(ours, X, epochs=2, verbose=0, model_dir=str(tmp_path))
+
+    assert_same_fit(ours, history, theirs, expected)
+    assert ours.g_optimizer.iterations == 8
+    assert_same_weights(tk_keras.load(gan(), str(tmp_path)), ours)  # it has no call
+
+
 def test_an_added_loss_counts_in_single_and_fused_steps(tmp_path: Path) -> None:
     options = {"epochs": 2, "validation_data": (X, Y), "validation_freq": 2, "verbose": 0}
     theirs = build_with_seed(added_loss)
     expected = theirs.fit(X, Y, **options)
 
-    for fuse_steps in (1, 3):
-        ours = build_with_seed(added_loss)
-        history = tk_keras.fit(
-            ours, X, Y, **options, model_dir=str(tmp_path / str(fuse_steps)), fuse_steps=fuse_steps
-        )
-        assert_same_fit(ours, history, theirs, expected)
+    # An epoch has three fused steps and a single one.
+    ours = build_with_seed(added_loss)
+    history = tk_keras.fit(ours, X, Y, **options, model_dir=str(tmp_path), fuse_steps=3)
+
+    assert_same_fit(ours, history, theirs, expected)
 
 
-class Level(keras.callbacks.Callback):
-    """Makes the features of a PyDataset larger in each epoch."""
+class EvaluationBatches(keras.callbacks.Callback):
+    """Notes each method of evaluations that is called, with the number of the batch and logs."""
 
-    def __init__(self, batches: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.batches = batches
+        self.calls: list[tuple[str, int, Any]] = []
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.batches.level = epoch
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append(("begin", 0, logs or {}))
 
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch_begin", batch, logs or {}))
 
-def test_a_resumed_fit_reads_a_py_dataset_as_keras(tmp_path: Path) -> None:
-    def arguments() -> dict[str, Any]:
-        batches = Changing()
-        return {"x": batches, "callbacks": [Level(batches)], "shuffle": False, "verbose": 0}
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch_end", batch, logs))
 
-    theirs = build_with_seed(classifier)
-    expected = theirs.fit(**arguments(), epochs=3)
-
-    tk_keras.fit(build_with_seed(classifier), **arguments(), epochs=1, model_dir=str(tmp_path))
-    resumed = build_with_seed(classifier)
-    history = tk_keras.fit(resumed, **arguments(), epochs=3, model_dir=str(tmp_path))
-
-    assert_same_fit(resumed, history, theirs, expected)
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(("end", 0, logs))
 
 
 def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
     def build_normalized() -> Any:
-        return classifier(
-            keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), metrics=["accuracy"]
-        )
+        return unbuilt_classifier(keras.layers.BatchNormalization(), metrics=["accuracy"])
 
+    options = {"x": pairs().shuffle(100).batch(32), "epochs": 2, "verbose": 0}
     with replicas(2).scope():
         theirs = build_with_seed(build_normalized)
-    expected = theirs.fit(pairs().shuffle(100).batch(32), epochs=2, verbose=0)
+    expected = theirs.fit(**options)
 
+    evaluated = EvaluationBatches()
     with replicas(2).scope():
         ours = build_with_seed(build_normalized)
     history = tk_keras.fit(
         ours,
-        pairs().shuffle(100).batch(32),
-        epochs=2,
+        **{**options, "x": pairs().shuffle(100).batch(32)},
+        callbacks=[evaluated],
         validation_data=(X, Y),
-        verbose=0,
+        validation_freq=2,
         model_dir=str(tmp_path),
     )
-    evaluated = {name: history.history.pop(f"val_{name}")[-1] for name in ("loss", "accuracy")}
+    last_evaluation = [history.history.pop(f"val_{name}")[-1] for name in ("accuracy", "loss")]
     assert_same_fit(ours, history, theirs, expected)
 
     # Keras evaluates each replica with its own moving averages, and saves those of the first one.
     saved = build_normalized()
+    saved.build((None, 8))
     saved.set_weights(ours.get_weights())
-    assert saved.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(evaluated, rel=1e-5)
+    evaluated_alone = EvaluationBatches()
+    saved.evaluate(X, Y, verbose=0, callbacks=[evaluated_alone])
+
+    assert last_evaluation == [evaluated.calls[-1][2][name] for name in ("accuracy", "loss")]
+    assert len(evaluated.calls) == len(evaluated_alone.calls) == 2 + 2 * 4
+    for call, expected_call in zip(evaluated.calls, evaluated_alone.calls, strict=True):
+        assert call[:2] == expected_call[:2]
+        assert call[2] == pytest.approx(expected_call[2], rel=1e-5)
 
 
 def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
@@ -204,7 +213,7 @@ def test_two_optimizers_of_tf_keras_go_on_to_the_same_bits(tmp_path: Path) -> No
     whole = build_with_seed(model_with_two_optimizers)
     expected = tk_keras.fit(whole, X, epochs=3, verbose=0, model_dir=str(tmp_path / "whole"))
 
-    for epochs in (1, 3, 3):  # the last fit continues a finished run
+    for epochs in (1, 3):
         model = build_with_seed(model_with_two_optimizers)
         history = tk_keras.fit(
             model, X, epochs=epochs, verbose=0, model_dir=str(tmp_path / "again")
@@ -215,44 +224,16 @@ def test_two_optimizers_of_tf_keras_go_on_to_the_same_bits(tmp_path: Path) -> No
     assert_same_weights(model, whole)
 
 
-def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
-    def build_without_input() -> Any:
-        with replicas(2).scope():
-            keras.utils.set_random_seed(3)
-            model = keras.Sequential([keras.layers.Dropout(0.3), keras.layers.Dense(3)])
-            model.compile(keras.optimizers.Adam(use_ema=True), CROSSENTROPY, jit_compile=False)
-        return model
+def test_two_replicas_clip_and_average_like_one(tmp_path: Path) -> None:
+    def build() -> Any:
+        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.05, use_ema=True, ema_momentum=0.9)
+        return linear(optimizer=optimizer)
 
-    theirs = build_without_input()
-    expected = theirs.fit(Batches(), epochs=2, shuffle=False, verbose=0)
-
-    ours = build_without_input()
-    history = tk_keras.fit(
-        ours, Batches(), epochs=2, shuffle=False, verbose=0, model_dir=str(tmp_path)
-    )
-    assert_same_fit(ours, history, theirs, expected)
-
-
-def test_two_replicas_clip_like_one(tmp_path: Path) -> None:
-    theirs = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
+    theirs = build()
     expected = theirs.fit(X, Y, epochs=2, verbose=0)
 
     with replicas(2).scope():
-        ours = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
+        ours = build()
     history = tk_keras.fit(ours, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
 
     assert_same_fit(ours, history, theirs, expected)
-
-
-def test_a_gan_trains_on_two_replicas_and_is_loaded(tmp_path: Path) -> None:
-    with replicas(2).scope():
-        model = build_with_seed(gan)
-    history = tk_keras.fit(model, X, epochs=1, verbose=0, model_dir=str(tmp_path))
-
-    assert list(history.history) == ["d_loss", "g_loss"]
-    assert model.g_optimizer.iterations == 4
-
-    loaded = tk_keras.load(gan(), str(tmp_path))  # it has no call
-    np.testing.assert_array_equal(
-        loaded.generator.get_weights()[0], model.generator.get_weights()[0]
-    )

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tests.engine.compat.keras.keras_programs import (
     Batches,
-    Changing,
     X,
     Y,
     linear,
@@ -47,17 +46,13 @@ def fit_losses(
 # ---- the length of an epoch
 
 
-def test_an_epoch_ends_with_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options = {"y": Y, "batch_size": 20, "steps_per_epoch": 7, "epochs": 2}
-    ours = fit_losses("ours", X, model_dir=tmp_path, **options)
-
-    np.testing.assert_allclose(ours, fit_losses("keras", X, **options), rtol=1e-6)
-    assert caplog.text.count("an epoch ends with them") == 1
-
-
 def test_steps_per_epoch_is_at_most_the_length(caplog: pytest.LogCaptureFixture) -> None:
-    for x in (pairs().batch(20), Batches()):
-        assert build_training_data(x, steps_per_epoch=7).steps_per_epoch == 5
+    arrays = {"x": X, "y": Y, "batch_size": 20}
+    data: tuple[dict[str, Any], ...] = (arrays, {"x": pairs().batch(20)}, {"x": Batches()})
+    for arguments in data:
+        assert build_training_data(**arguments, steps_per_epoch=7).steps_per_epoch == 5
+    assert caplog.text.count("x has only 5 batches; as in Keras, an epoch ends with them") == 3
+
     assert build_training_data(pairs().batch(10), steps_per_epoch=4).steps_per_epoch == 4
     assert "does not divide the 10 batches" in caplog.text
 
@@ -93,38 +88,28 @@ def test_each_pass_begins_random_ops_and_shuffles_as_keras(build: Any, tmp_path:
     )
 
 
-WEIGHTED = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
-
-
 def shuffled_batches() -> tf.data.Dataset:
     """Returns ten batches, which are shuffled twice."""
     return pairs().shuffle(50, seed=1).batch(10).shuffle(2, seed=2)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a fit of three epochs that nothing interrupts."""
-    return fit_losses(
-        "ours", shuffled_batches, epochs=3, model_dir=tmp_path_factory.mktemp("whole"), **WEIGHTED
-    )
-
-
-def test_two_fits_read_a_dataset_as_one(
-    whole: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_fits_and_processes_continue_the_orders_of_a_dataset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    weighted: dict[str, Any] = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+    expected = fit_losses("ours", shuffled_batches, epochs=3, model_dir=tmp_path / "a", **weighted)
+
+    # Two fits of a process. The second one ends inside of the second epoch.
     keras.utils.set_random_seed(3)
     dataset = shuffled_batches()
-    fit_losses("ours", dataset, epochs=1, model_dir=tmp_path, **WEIGHTED)
+    options: dict[str, Any] = {"model_dir": tmp_path / "b", **weighted}
+    stopped: dict[str, Any] = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}
+    fit_losses("ours", dataset, epochs=1, **options)
+    fit_losses("ours", dataset, epochs=2, **stopped, **options)
 
-    assert fit_losses("ours", dataset, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
+    # A new process has a new dataset.
+    assert fit_losses("ours", shuffled_batches, epochs=3, **options) == expected
     assert "is read again from the middle" not in caplog.text
-
-
-def test_a_new_process_draws_the_orders_of_the_first(whole: list[float], tmp_path: Path) -> None:
-    # Ends inside of the second epoch.
-    interval = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}
-    fit_losses("ours", shuffled_batches, epochs=2, model_dir=tmp_path, **interval, **WEIGHTED)
-    assert fit_losses("ours", shuffled_batches, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
 
 
 def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
@@ -142,43 +127,55 @@ def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
     assert len(read) == 300
 
 
-def test_a_shuffled_py_dataset_resumes_inside_a_pass(tmp_path: Path) -> None:
+def test_a_shuffled_py_dataset_is_read_from_any_position() -> None:
     class Numbered(Batches):
         """Batches whose features are their number."""
 
         def __getitem__(self, number: int) -> Any:
             return np.full((20, 8), number, "float32"), Y[:20]
 
-    options = {"shuffle": True, "class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
-    passes = build_training_data(Numbered(), shuffle=True).batches
-    orders = [[int(x[0, 0]) for x, _ in passes.at(position)] for position in (0, 5, 7)]
+    class_weight = {0: 1.0, 1: 2.0, 2: 0.5}
+    passes = build_training_data(Numbered(), shuffle=True, class_weight=class_weight).batches
+    orders = [[int(x[0, 0]) for x, _, _ in passes.at(position)] for position in (0, 5, 7)]
+    _, _, weights = next(iter(passes.at(7)))
     passes.ends_with_pass = False
-    assert [int(x[0, 0]) for x, _ in passes.at(2).take(8)] == [*orders[0][2:], *orders[1]]
-    assert orders[0] != orders[1] == [*orders[1][:2], *orders[2]]
-    assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3, 4]
+    across_passes = [int(x[0, 0]) for x, _, _ in passes.at(2).take(8)]
 
-    expected = fit_losses("ours", Numbered(), model_dir=tmp_path / "a", epochs=3, **options)
-    # Ends inside of the second epoch.
-    stopped = {"checkpoint_interval": 3, "trainer": {"train_steps": 8}}
-    fit_losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **stopped, **options)
-    assert fit_losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **options) == expected
+    assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3, 4]
+    assert orders[0] != orders[1] == [*orders[1][:2], *orders[2]]
+    assert across_passes == [*orders[0][2:], *orders[1]]
+    assert weights.numpy().tolist() == [class_weight[label] for label in Y[:20]]
 
 
 # ---- a PyDataset that changes at the end of an epoch
 
 
+class Level(keras.callbacks.Callback):
+    """Has a value that changes when an epoch begins."""
+
+    value = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.value = epoch
+
+
 class Counting(keras.utils.PyDataset):
-    """Four batches whose features are the number of ended epochs, and with a tenth for each epoch
-    that has begun.
+    """Four batches whose features are the number of ended epochs, with a tenth for each epoch that
+    has begun, and a hundred for the level of a callback.
     """
 
     ended = begun = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = Level()
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, number: int) -> Any:
-        return np.full((2, 1), self.ended + self.begun / 10, "float32"), np.zeros((2, 1), "float32")
+        feature = self.ended + self.begun / 10 + 100 * self.level.value
+        return np.full((2, 1), feature, "float32"), np.zeros((2, 1), "float32")
 
     def on_epoch_begin(self) -> None:
         self.begun += 1
@@ -197,25 +194,38 @@ def mean_model() -> Any:
 
 
 def test_a_py_dataset_changes_where_keras_changes_it(tmp_path: Path) -> None:
-    options = {"verbose": 0, "validation_data": Counting()}
-    expected = mean_model().fit(Counting(), epochs=4, **options).history
+    def arguments(data: Counting) -> dict[str, Any]:
+        options = {"validation_data": Counting(), "callbacks": [data.level], "verbose": 0}
+        return {"x": data, "epochs": 4, **options}
 
+    expected = mean_model().fit(**arguments(Counting())).history
+    assert [round(value) for value in expected["loss"]] == [1, 102, 203, 304]
     assert [round(value) for value in expected["val_loss"]] == [1, 3, 5, 7]
 
-    for epochs in (1, 3, 4):  # each with a dataset of its own, as in another process
-        options["validation_data"] = Counting()
-        ours = tk_keras.fit(
-            mean_model(), Counting(), epochs=epochs, model_dir=str(tmp_path), **options
-        ).history
+    # Ends inside of the second epoch. The last fit finds a finished run.
+    stopped = {"trainer": {"train_steps": 6, "checkpoint_interval": 2}}
+    for options in (stopped, {}, {}):
+        data = Counting()  # as in another process
+        model_dir = str(tmp_path)
+        ours = tk_keras.fit(mean_model(), **arguments(data), **options, model_dir=model_dir).history
+
     np.testing.assert_allclose(ours["loss"], expected["loss"], rtol=1e-6)
     np.testing.assert_allclose(ours["val_loss"], expected["val_loss"], rtol=1e-6)
+    # A later fit of the program may continue with the data.
+    assert (data.begun, data.ended) == (4, 4)
 
 
-def test_an_epoch_of_some_steps_ends_for_a_py_dataset(tmp_path: Path) -> None:
-    for epochs in (2, 5):
-        options = {"epochs": epochs, "steps_per_epoch": 3, "verbose": 0, "model_dir": str(tmp_path)}
-        history = tk_keras.fit(mean_model(), Counting(), **options).history
-    np.testing.assert_allclose(history["loss"], [1.1, 2.2, 3.3, 4.4, 5.5], rtol=1e-6)
+def test_an_epoch_of_some_steps_ends_for_a_py_dataset() -> None:
+    def read_features(epochs: Any, position: int) -> list[float]:
+        return [float(x[0, 0]) for x, _ in epochs.at(position)]
+
+    whole, resumed = (build_training_data(Counting(), steps_per_epoch=3).batches for _ in range(2))
+
+    epochs = [read_features(whole, position) for position in (0, 3, 6)]
+    np.testing.assert_allclose(epochs, [[1.1] * 3, [2.2] * 3, [3.3] * 3], rtol=1e-6)
+    np.testing.assert_allclose(read_features(resumed, 7), [3.3] * 2, rtol=1e-6)
+    begins = [whole.prepare_pass(position, has_iterator=True) for position in (0, 2, 3)]
+    assert begins == [True, False, True]
 
 
 # ---- evaluation
@@ -233,15 +243,6 @@ def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:
 
 
 # ---- random numbers in Python
-
-
-def test_a_finished_fit_begins_the_epochs_of_a_py_dataset(tmp_path: Path) -> None:
-    first = Changing()
-    later = Changing()
-    for data in (first, later):
-        fit_losses("ours", data, model_dir=tmp_path, epochs=2)
-
-    assert (later.begun, later.ended) == (first.begun, first.ended) == (2, 2)
 
 
 class Drawn(Batches):
@@ -262,14 +263,18 @@ def test_a_py_dataset_with_global_random_state_is_not_exact(
     from_random = Drawn(lambda _: random.choices(range(100), k=20))
     from_numpy = Drawn(lambda _: np.random.randint(0, 100, 20))
     from_index = Drawn(lambda index: np.random.default_rng((1, index)).integers(0, 100, 20))
-    exact = {"epochs": 1, "trainer": {"require_exact_resume": True}}
+
+    resumptions = [
+        build_training_data(data).batches.resumption(deterministic_ops=False)
+        for data in (from_random, from_index)
+    ]
+    assert resumptions[0].method == "inexact"
+    assert resumptions[1] is None
 
     message = r"draws from the global state.* draw from np\.random\.default_rng"
-    for data in (from_random, from_numpy):
-        with pytest.raises(UsageError, match=message):
-            fit_losses("ours", data, model_dir=tmp_path / "exact", **exact)
+    exact = {"require_exact_resume": True}
+    with pytest.raises(UsageError, match=message):
+        fit_losses("ours", from_numpy, model_dir=tmp_path / "exact", trainer=exact)
 
     fit_losses("ours", from_numpy, model_dir=tmp_path / "numpy", epochs=2)
     assert caplog.text.count("draws from the global state of random or np.random") == 1
-
-    assert fit_losses("ours", from_index, model_dir=tmp_path / "index", **exact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,46 +82,77 @@ def test_a_loss_that_is_not_finite_is_not_exported(
     assert job.last_checkpoint is None
 
 
-@pytest.mark.parametrize("lost", ["ckpt-8.index", "history.json"])
-def test_a_finished_job_trains_what_it_has_lost(lost: str, tmp_path: Path) -> None:
-    history = create_job(tmp_path).run_train(build_batches(), build_batches(), 2).history
-    model = load_outputs(tmp_path)
-    shutil.rmtree(tmp_path / "artifacts")
-    (tmp_path / "job/checkpoints" / lost).unlink()
+@dataclass(frozen=True)
+class FinishedJob:
+    """A job of two epochs that was started for each.
 
-    assert create_job(tmp_path).run_train(build_batches(), build_batches(), 2).history == history
-    np.testing.assert_array_equal(load_outputs(tmp_path), model)
+    Attributes:
+      folder: The folder of the job and its artifacts.
+      first_outputs: The outputs of the SavedModel after the first epoch.
+      progress: `last_epoch` and `last_checkpoint` at the begin of the second start.
+      job: The job of the second start.
+    """
+
+    folder: Path
+    first_outputs: np.ndarray
+    progress: tuple[int, str | None]
+    job: Training
 
 
-def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
-    create_job(tmp_path).run_train(build_batches(), build_batches(), 1)
-    first_outputs = load_outputs(tmp_path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
+    """A finished job; tests leave its files alone."""
+    folder = tmp_path_factory.mktemp("finished")
+    create_job(folder).run_train(build_batches(), build_batches(), 1)
+    first_outputs = load_outputs(folder)
 
-    job = create_job(tmp_path)
-    assert job.last_epoch == 1
-    assert job.last_checkpoint == str(tmp_path / "job" / "checkpoints" / "ckpt-4")
-    history = job.run_train(build_batches(), build_batches(), 2)
+    job = create_job(folder)
+    progress = job.last_epoch, job.last_checkpoint
+    job.run_train(build_batches(), build_batches(), 2)
+    return FinishedJob(folder, first_outputs, progress, job)
 
-    assert history.epoch == [0, 1]
+
+def test_a_job_goes_on_where_it_has_ended(finished: FinishedJob) -> None:
+    folder = finished.folder
+    job = finished.job
+
+    assert finished.progress == (1, str(folder / "job" / "checkpoints" / "ckpt-4"))
+    assert job.history is not None
+    assert job.history.epoch == [0, 1]
     assert job.last_epoch == 2
-    assert job.history is history
-    np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
-    assert not np.allclose(load_outputs(tmp_path), first_outputs)
-    meta = read_json(tmp_path / "job" / "job_meta.json")
+    np.testing.assert_allclose(load_outputs(folder), job.model(X), atol=1e-6)
+    assert not np.allclose(load_outputs(folder), finished.first_outputs)
+    meta = read_json(folder / "job" / "job_meta.json")
     assert meta["last_epoch"] == 2
     assert meta["last_checkpoint"] == "checkpoints/ckpt-8"
 
-    artifacts = tmp_path / "artifacts"
+
+def test_a_finished_job_leaves_its_artifacts_alone(finished: FinishedJob) -> None:
+    artifacts = finished.folder / "artifacts"
     before = {path: path.stat().st_mtime_ns for path in artifacts.rglob("*")}
 
-    again = create_job(tmp_path).run_train(build_batches(), build_batches(), 2)
-    assert again.history == history.history
+    again = create_job(finished.folder).run_train(build_batches(), build_batches(), 2)
+
+    assert finished.job.history is not None
+    assert again.history == finished.job.history.history
     assert {path: path.stat().st_mtime_ns for path in artifacts.rglob("*")} == before
 
-    shutil.rmtree(artifacts)  # as if the process had been killed before it wrote them
-    create_job(tmp_path).run_train(build_batches(), build_batches(), 2)
-    assert (artifacts / "history.csv").read_text().count("\n") == 3
-    np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
+
+@pytest.mark.parametrize("lost", [None, "ckpt-8.index", "history.json"])
+def test_a_finished_job_writes_artifacts_and_trains_what_is_lost(
+    lost: str | None, finished: FinishedJob, tmp_path: Path
+) -> None:
+    # Without the artifacts, as if the process had been killed before it wrote them.
+    shutil.copytree(finished.folder / "job", tmp_path / "job")
+    if lost is not None:
+        (tmp_path / "job" / "checkpoints" / lost).unlink()
+
+    history = create_job(tmp_path).run_train(build_batches(), build_batches(), 2).history
+
+    assert finished.job.history is not None
+    assert history == finished.job.history.history
+    assert (tmp_path / "artifacts" / "history.csv").read_text().count("\n") == 3
+    np.testing.assert_array_equal(load_outputs(tmp_path), load_outputs(finished.folder))
 
 
 def test_a_subclass_may_replace_init_and_run_train(tmp_path: Path) -> None:
