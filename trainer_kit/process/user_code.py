@@ -32,7 +32,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
       notebook or of an installed package it is the working directory. `modules`: a hash of each
       source file by its path below the folder on sys.path.
     """
-    folder = working_directory = Path.cwd()
+    folder = Path.cwd()
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         # The usual access to an attribute would import a lazy module.
@@ -43,7 +43,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         # TensorFlow and Keras have thousands of modules, whose Paths would take most of the time.
-        absolute_file = os.path.join(working_directory, file)
+        absolute_file = os.path.abspath(file)
         if not is_user_file(absolute_file):
             continue
         path = Path(absolute_file)
