@@ -10,7 +10,7 @@ Modules of TensorFlow and Keras that no public module shows are private too, wha
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -56,14 +56,15 @@ class _ModuleNames:
 
     @cached_property
     def defined_names(self) -> set[str]:
-        return _collect_defined_names(self.source.tree)
+        return _collect_defined_names(self.source.nodes)
 
     @cached_property
     def classes(self) -> dict[str, _ClassNames]:
         nodes = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
         return {
             node.name: _ClassNames(
-                _collect_defined_names(node), [ast.unparse(base) for base in node.bases]
+                _collect_defined_names(ast.walk(node)),
+                [ast.unparse(base) for base in node.bases],
             )
             for node in nodes
         }
@@ -156,13 +157,13 @@ def _collect_class_names(
     )
 
 
-def _collect_defined_names(node: ast.AST) -> set[str]:
-    """Returns the names defined below a node.
+def _collect_defined_names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Returns the names that nodes define.
 
     They are functions, classes, variables, and attributes of `self`.
     """
     defined_names = set()
-    for child in ast.walk(node):
+    for child in nodes:
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             defined_names.add(child.name)
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):

@@ -7,8 +7,6 @@ parameter but self or cls and the return value are; `__init__` needs no return t
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +15,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
 
 
 @dataclass(frozen=True)
@@ -47,10 +37,16 @@ class SourceFile:
     @cached_property
     def code_lines(self) -> int:
         """The number of lines of code."""
-        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         lines = {
-            n for t in tokens if t.type not in _LAYOUT for n in range(t.start[0], t.end[0] + 1)
+            number
+            for number, line in enumerate(self.text.split("\n"), start=1)
+            if line.strip() and not line.lstrip().startswith("#")
         }
+        # Inside of a text, a blank line and one that begins with # are code.
+        for node in self.nodes:
+            if isinstance(node, ast.Constant | ast.JoinedStr):
+                lines.update(_list_lines(node))
+
         return len(lines - {n for node in self.nodes for n in _docstring_lines(node)})
 
     @cached_property
@@ -132,8 +128,12 @@ def _docstring_lines(node: ast.AST) -> range:
         and isinstance(first.value.value, str)
     ):
         return range(0)
-    assert first.end_lineno is not None
-    return range(first.lineno, first.end_lineno + 1)
+    return _list_lines(first)
+
+
+def _list_lines(node: ast.expr | ast.stmt) -> range:
+    assert node.end_lineno is not None
+    return range(node.lineno, node.end_lineno + 1)
 
 
 def _module_name(path: Path) -> str:

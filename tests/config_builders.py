@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -78,6 +78,17 @@ def apply_values(config: ExperimentConfig, *layers: dict[str, Any]) -> ResolvedC
         sources.append(ConfigLayer(values, dict.fromkeys(values, f"layer {number}")))
 
     return apply_layers(config, sources)
+
+
+def rotate_both_ways(items: Iterable[Any]) -> list[list[Any]]:
+    """Returns orders of `items` among which any three of them come in each of their orders."""
+    forward = list(items)
+    backward = forward[::-1]
+    return [
+        [*order[begin:], *order[:begin]]
+        for order in (forward, backward)
+        for begin in range(len(order))
+    ]
 
 
 def collect_mistakes(

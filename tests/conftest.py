@@ -58,16 +58,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _TESTS / "engine",
         _TESTS / "unit",
     ]
-    for item in items:
-        if not {*order} & {*item.path.parents}:
-            raise pytest.UsageError(
-                f"move {item.path} into tests/unit, tests/engine or tests/process"
-            )
-    items.sort(
-        key=lambda item: next(
-            place for place, folder in enumerate(order) if folder in item.path.parents
-        )
-    )
+    ranks: dict[Path, int] = {}
+    for file in {item.path for item in items}:
+        places = [rank for rank, folder in enumerate(order) if folder in file.parents]
+        if not places:
+            raise pytest.UsageError(f"move {file} into tests/unit, tests/engine or tests/process")
+        ranks[file] = places[0]
+
+    items.sort(key=lambda item: ranks[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from scripts.examples import collect_files, read_pages
-from tests.builders import restore_registries
+from tests.builders import replicas, restore_registries
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.training.trainer import Trainer
 
@@ -53,8 +53,7 @@ def _compute_linear_sam(
     return [w - RATE * g for w, g in zip(weights, second, strict=True)]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
+def test_a_step_on_two_replicas_is_that_of_the_paper(example: Any) -> None:
     class Linear(example.SamTask):  # type: ignore[misc]
         def build_model(self) -> keras.Model:
             return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -66,20 +65,14 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
     config = example.rings_sam().replace(
         task={"rho": RHO}, trainer={"optimizer_config": sgd, "steps_per_loop": 1}
     )
-    strategy = tf.distribute.get_strategy()
-    if replicas == 2:
-        strategy = tf.distribute.MirroredStrategy(
-            ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
-        )
+    strategy = replicas(2)
     with strategy.scope():
         trainer = Trainer.create(config, Linear(config.task), train=True, evaluate=False)
 
     x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
     y = np.float32(np.arange(8) % 2)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
-    trainer.train_dataset = (
-        data if replicas == 1 else strategy.experimental_distribute_dataset(data)
-    )
+    trainer.train_dataset = strategy.experimental_distribute_dataset(data)
     expected = [
         variable.numpy().astype(np.float64) for variable in trainer.model.trainable_variables
     ]

@@ -1,4 +1,7 @@
-"""The rules of the house, each applied to the checkout and to a sample that breaks it."""
+"""The rules of the house, each applied to the checkout and to a sample that breaks it.
+
+tests/unit/scripts/test_page_rules.py has the samples of the limits on pages.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scripts import house
+from scripts import house, page_rules
 from scripts.source_files import ROOT, SourceFile, find_undocumented, read_source_files
 
 if sys.version_info >= (3, 11):
@@ -230,7 +233,9 @@ def checkout() -> list[SourceFile]:
     return read_source_files("trainer_kit", "experiments", "scripts")
 
 
-@pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "rule", [*house.RULES, *page_rules.PAGE_RULES], ids=lambda rule: rule.__name__
+)
 def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[SourceFile]) -> None:
     violations = rule(checkout)
     assert not violations, "\n".join([str(rule.__doc__), *violations])

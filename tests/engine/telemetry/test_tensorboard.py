@@ -224,15 +224,24 @@ def test_losses_keep_their_names_without_a_tag(tmp_path: Path) -> None:
     assert read_curves(tmp_path) == {".": {"training_loss": [(10, 1.0)]}}
 
 
-def test_hparams_of_runs_are_rows_with_the_best_metric(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 2)):
-        config = linear_experiment(best_checkpoint_eval_metric="accuracy", train_steps=10)
-        config = config.replace(runtime={"random_seed": seed})
-        launch(config, "train_and_eval", str(tmp_path / name))
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with a run "a" of two starts, and with a run "b" that has a best metric."""
+    folder = tmp_path_factory.mktemp("runs")
+    for steps in (5, 10):
+        launch(linear_experiment(train_steps=steps), "train", str(folder / "a"))
+        date_back(folder / "a")
 
-    runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    config = linear_experiment(best_checkpoint_eval_metric="accuracy", train_steps=10)
+    config = config.replace(runtime={"random_seed": 2})
+    launch(config, "train_and_eval", str(folder / "b"))
+    return folder
+
+
+def test_hparams_of_runs_are_rows_with_the_best_metric(two_runs: Path) -> None:
+    runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(two_runs))
     runs.Reload()
-    provider = data_provider.MultiplexerDataProvider(runs, str(tmp_path))
+    provider = data_provider.MultiplexerDataProvider(runs, str(two_runs))
     request = api_pb2.ListSessionGroupsRequest(
         allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_RUNNING], slice_size=10
     )
@@ -247,25 +256,21 @@ def test_hparams_of_runs_are_rows_with_the_best_metric(tmp_path: Path) -> None:
     assert "trainer.keep_interval" not in hparams
     metrics = {metric.name.tag: metric.value for metric in names["b"].metric_values}
     assert set(metrics) == {"accuracy", "best_accuracy", "loss"}
-    ledger = json_lines(tmp_path / "b" / "evals" / "validation.jsonl")
+    ledger = json_lines(two_runs / "b" / "evals" / "validation.jsonl")
     best = max(record["metrics"]["accuracy"] for record in ledger)
     assert metrics["best_accuracy"] == pytest.approx(best)
 
 
-def test_the_config_is_a_text_of_each_start(tmp_path: Path) -> None:
-    for steps in (5, 10):
-        config = linear_experiment(train_steps=steps)
-        launch(config, "train", str(tmp_path))
-        date_back(tmp_path)
-
-    reader = event_accumulator.EventAccumulator(str(tmp_path / "train"))
+def test_the_config_is_a_text_of_each_start(two_runs: Path) -> None:
+    run = two_runs / "a"
+    reader = event_accumulator.EventAccumulator(str(run / "train"))
     reader.Reload()
     texts = [event.tensor_proto.string_val[0].decode() for event in reader.Tensors("config")]
 
     assert len(texts) == 2
     assert "train_steps: 5\n" in texts[0]
-    assert texts[1] == f"```yaml\n{(tmp_path / 'params.yaml').read_text()}```"
-    assert [step for step, _ in read_curves(tmp_path)["train"]["loss"]] == [5, 10]
+    assert texts[1] == f"```yaml\n{(run / 'params.yaml').read_text()}```"
+    assert [step for step, _ in read_curves(run)["train"]["loss"]] == [5, 10]
 
 
 def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -> None:

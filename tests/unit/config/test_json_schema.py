@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,17 @@ class _DrawingConfig(TaskConfig):
 def _create_validator(name: str) -> Any:
     discovery.import_experiment(name)
     schema = create_json_schema(get_experiment(name), name)
-    jsonschema.Draft202012Validator.check_schema(schema)
+    _check_definition(json.dumps({**schema, "$defs": {}}))
+    for definition in schema["$defs"].values():
+        _check_definition(json.dumps(definition))
+
     return jsonschema.Draft202012Validator(schema)
+
+
+@functools.cache
+def _check_definition(definition: str) -> None:
+    """Fails when part of a schema is not a schema. Experiments have most parts in common."""
+    jsonschema.Draft202012Validator.check_schema(json.loads(definition))
 
 
 def _find_mistake(name: str, text: str) -> Any:
@@ -130,6 +140,11 @@ def test_a_mistake_is_at_its_path(text: str, monkeypatch: pytest.MonkeyPatch) ->
     assert mistake.json_path == f"$.{MISTAKES[text]}"
 
 
+@pytest.fixture(scope="module")
+def drawing_schema() -> dict[str, Any]:
+    return create_json_schema(ExperimentConfig(task=_DrawingConfig()), "drawing")
+
+
 @pytest.mark.parametrize(
     ("values", "path"),
     [
@@ -140,10 +155,10 @@ def test_a_mistake_is_at_its_path(text: str, monkeypatch: pytest.MonkeyPatch) ->
         ({"shape": {"side": "wide"}}, "shape.side"),
     ],
 )
-def test_classes_of_plain_fields_are_described(values: dict[str, Any], path: str) -> None:
-    schema = create_json_schema(ExperimentConfig(task=_DrawingConfig()), "drawing")
-
-    errors = jsonschema.Draft202012Validator(schema).iter_errors({"task": values})
+def test_classes_of_plain_fields_are_described(
+    values: dict[str, Any], path: str, drawing_schema: dict[str, Any]
+) -> None:
+    errors = jsonschema.Draft202012Validator(drawing_schema).iter_errors({"task": values})
 
     mistake = jsonschema.exceptions.best_match(errors)
     assert (mistake.json_path if mistake else "") == (f"$.task.{path}" if path else "")

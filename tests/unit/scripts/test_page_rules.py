@@ -1,11 +1,14 @@
-"""The limits on pages, each applied to the package and to a sample that exceeds it."""
+"""The limits on pages, each applied to a sample that exceeds it.
+
+tests/unit/test_architecture.py applies them to the package.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from scripts import page_rules
-from scripts.source_files import SourceFile, read_source_files
+from scripts.source_files import SourceFile
 
 DENSE_LINE = "total = sum(f(a[i], b[i]) * c.d for i in range(n) if g(i) and not h(a, i))"
 FOUR_FUNCTIONS = """
@@ -42,16 +45,6 @@ SAMPLES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def package() -> list[SourceFile]:
-    return read_source_files("trainer_kit")
-
-
-@pytest.mark.parametrize("rule", page_rules.PAGE_RULES, ids=lambda rule: rule.__name__)
-def test_package_keeps_the_limit(rule: page_rules.PageRule, package: list[SourceFile]) -> None:
-    assert rule(package) == []
-
-
 @pytest.mark.parametrize(("rule", "text"), SAMPLES)
 def test_page_rule_finds_a_sample_that_exceeds_it(rule: page_rules.PageRule, text: str) -> None:
     assert rule([SourceFile("trainer_kit.sample", text)]) != []
@@ -69,4 +62,4 @@ def test_annotations_do_not_count_as_nodes() -> None:
     untyped = SourceFile("m", "def f(a):\n    b = 1")
 
     # An annotated assignment is another node than a plain one, with as many parts.
-    assert page_rules.count_nodes(typed.tree) == page_rules.count_nodes(untyped.tree)
+    assert page_rules.count_nodes(typed) == page_rules.count_nodes(untyped)

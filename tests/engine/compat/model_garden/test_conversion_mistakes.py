@@ -4,13 +4,13 @@ read it.
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from official.common import registry_imports  # noqa: F401  it registers all of theirs
 from official.core import config_definitions, exp_factory
 from official.modeling.hyperparams import params_dict
 
@@ -120,6 +120,12 @@ trainer:
   best_checkpoint_eval_metric: 'cls_accuracy'
 """,
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_experiments_of_theirs() -> None:
+    """Registers them. The import takes two seconds, which the workers without this file save."""
+    importlib.import_module("official.common.registry_imports")
 
 
 def _resolve(name: str, sources: ConfigSources) -> ExperimentConfig:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
-from official.common import registry_imports  # noqa: F401  it registers all of theirs
 from official.core import exp_factory
 from official.core.config_definitions import ExperimentConfig as TheirExperimentConfig
 
@@ -23,6 +23,12 @@ from trainer_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[4]
 OF_TESTS = "tests_of_trainer_kit"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_experiments_of_theirs() -> None:
+    """Registers them. The import takes two seconds, which the workers without this file save."""
+    importlib.import_module("official.common.registry_imports")
 
 
 def _collect_names(entries: dict[str, object], path: str = "") -> set[str]:

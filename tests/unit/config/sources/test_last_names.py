@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.config_builders import sample_experiment
+from tests.config_builders import rotate_both_ways, sample_experiment
 from trainer_kit.config import merge
 from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.resolve import ConfigSources, resolve_config
@@ -123,7 +122,7 @@ def test_whole_paths_win_and_count_first() -> None:
 def test_the_order_of_an_override_changes_nothing(short: list[str], long: str) -> None:
     expected = _resolve(f"{SECTION}={long}")
 
-    for parts in itertools.permutations(short):
+    for parts in rotate_both_ways(short):
         assert _resolve(",".join(parts)) == expected, parts
 
 

@@ -190,7 +190,6 @@ TOO_DEEP = "nested more than 64 levels"
         (_build_aliases("{key}: &{key} [{alias}, {alias}]"), TOO_MANY),
         (_build_aliases("{key}: &{key} {{<<: [{alias}, {alias}], {key}: {alias}}}"), TOO_MANY),
         (_build_aliases("{key}: &{key} {{a: {alias}}}", 2000), TOO_DEEP),
-        ("a: " + "[" * 5000 + "]" * 5000, TOO_DEEP),
         ("".join(f"{' ' * level}a:\n" for level in range(400)), TOO_DEEP),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", TOO_DEEP),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", TOO_DEEP),

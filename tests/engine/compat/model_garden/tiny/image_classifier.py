@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import official.vision.configs.image_classification
-import official.vision.tasks.image_classification  # noqa: F401 -- registers the task
-from official.vision.modeling.backbones import resnet
-
 from tests.engine.compat.model_garden.tiny.records import (
     example,
     generator,
@@ -37,9 +33,6 @@ BEST = {
     "best_checkpoint_metric_comp": "higher",
 }
 
-# Their smallest has four blocks, of 10 layers.
-resnet.RESNET_SPECS[TINY_ID] = [("residual", 64, 1)]
-
 
 def write(folder: Path) -> None:
     """JPEGs a little larger than what the model sees; the training data in two files, as imagenet's
@@ -58,6 +51,13 @@ def write(folder: Path) -> None:
 
 def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
     """Without random crops and flips."""
+    # Not above: the imports take seconds, and each worker of pytest imports this module.
+    import official.vision.configs.image_classification
+    import official.vision.tasks.image_classification  # noqa: F401 -- registers the task
+    from official.vision.modeling.backbones import resnet
+
+    # Their smallest has four blocks, of 10 layers.
+    resnet.RESNET_SPECS[TINY_ID] = [("residual", 64, 1)]
     model = {
         "num_classes": CLASSES,
         "input_size": [SIZE, SIZE, 3],

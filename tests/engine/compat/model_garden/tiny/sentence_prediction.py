@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import official.nlp.configs.finetuning_experiments  # noqa: F401 -- registers "bert/sentence_prediction"
-
 from tests.engine.compat.model_garden.tiny.records import example, generator, integers, write_shards
 from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, cut, data, trainer
 
@@ -38,6 +36,9 @@ def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
     """No dropout in the encoder; the 0.1 before the classifier is the default of a class, which no
     config reaches.
     """
+    # Not above: the import takes seconds, and each worker of pytest imports this module.
+    import official.nlp.configs.finetuning_experiments  # noqa: F401 -- registers it
+
     bert = {
         "vocab_size": WORDS,
         "hidden_size": 16,
