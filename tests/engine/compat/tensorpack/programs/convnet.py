@@ -118,11 +118,6 @@ def train_convnet(signal_name: str = "", place: str = "", step: int = 0) -> None
     launch_train_with_config(config, SimpleTrainer())
 
 
-@register_experiment("convnet")
-def convnet() -> None:
-    train_convnet()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
