@@ -39,7 +39,7 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training import trainer_creation
 
 AVERAGING: dict[str, Any] = {
-    "optimizer": {"type": "adam"},
+    "optimizer": {"type": "sgd"},
     "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
     "ema": {"average_decay": 0.9},
 }

@@ -75,7 +75,7 @@ def test_a_garden_trainer_goes_back_after_a_divergence(
     )
 
     trainers: list[TrainerAdapter] = []
-    with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
+    with eagerly(), pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
         _run_counting(config, tmp_path, trainers)
 
     assert f"Recovering the model from checkpoint: {tmp_path}/ckpt-3" in caplog.text
