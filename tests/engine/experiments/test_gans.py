@@ -1,8 +1,10 @@
-"""The experiments `gan_rings` and `gan_digits`: data, measures, and a short run of each."""
+"""The experiments `gan_rings` and `gan_digits`: data, measures, a short run of each, an export."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import tensorflow as tf
 import trainer_kit
 from experiments.gan_digits.task import CoverageDistance, FidelityDistance, load_digit_images
 from experiments.gan_rings.task import CoveredCenters, EnergyDistance, NearShare, sample_ring_points
+from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 
 CENTERS = np.array([[2, 0], [0, 2], [-2, 0], [0, -2]], np.float32)
@@ -62,23 +65,70 @@ def test_the_distances_of_digits_tell_copies_from_coverage() -> None:
     assert float(coverage.result()) > 0.3
 
 
-@pytest.mark.parametrize("name", ["gan_rings", "gan_digits"])
-def test_a_short_run_reports_draws_and_keeps_its_best(name: str, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class FinishedRun:
+    """A short run: its folder, its model and the logs of its last evaluation."""
+
+    folder: Path
+    gan: Any
+    logs: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
+    """A run of each experiment."""
     short = {"train_steps": 8, "steps_per_loop": 4, "summary_interval": 4, "validation_interval": 4}
-    config = trainer_kit.get_experiment(name).replace(trainer=short)
-    gan, logs = launch(config, "train_and_eval", str(tmp_path))
-    wanted = {
-        "gan_rings": {"modes", "near", "distance"},
-        "gan_digits": {"fidelity_distance", "coverage_distance"},
-    }
+    runs = {}
+    for name in ("gan_rings", "gan_digits"):
+        folder = tmp_path_factory.mktemp("runs") / name
+        config = trainer_kit.get_experiment(name).replace(trainer=short)
+        gan, logs = launch(config, "train_and_eval", str(folder), experiment=name)
+        runs[name] = FinishedRun(folder, gan, logs)
+    return runs
 
-    assert {"discriminator_loss", "generator_loss", *wanted[name]} <= {*logs}
-    assert (tmp_path / "best_ckpt" / "info.json").is_file()
 
-    pictures = sorted(path.name for path in (tmp_path / "samples").iterdir())
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("gan_rings", {"modes", "near", "distance"}),
+        ("gan_digits", {"fidelity_distance", "coverage_distance"}),
+    ],
+)
+def test_a_short_run_reports_draws_and_keeps_its_best(
+    runs: dict[str, FinishedRun], name: str, metrics: set[str]
+) -> None:
+    run = runs[name]
+
+    assert {"discriminator_loss", "generator_loss", *metrics} <= run.logs.keys()
+    assert (run.folder / "best_ckpt" / "info.json").is_file()
+
+    pictures = sorted(path.name for path in (run.folder / "samples").iterdir())
     assert pictures == ["step-00000004.png", "step-00000008.png"]
 
-    picture = tf.io.decode_png((tmp_path / "samples" / pictures[-1]).read_bytes()).numpy()
+    picture = tf.io.decode_png((run.folder / "samples" / pictures[-1]).read_bytes()).numpy()
     assert picture.shape[0] >= 200
     assert picture.std() > 5
-    assert gan(np.zeros((3, gan.latent_size), np.float32)).shape[0] == 3
+    latents = np.zeros((3, run.gan.latent_size), np.float32)
+    assert run.gan(latents).shape[0] == 3
+
+
+def test_the_export_of_a_gan_generates_from_latents(
+    runs: dict[str, FinishedRun], tmp_path: Path
+) -> None:
+    folder = runs["gan_rings"].folder
+
+    exported = trainer_kit.export(folder, tmp_path / "model")
+
+    gan = trainer_kit.load_model(folder)
+    latents = np.random.default_rng(0).normal(size=(5, gan.latent_size)).astype("float32")
+    model = tf.saved_model.load(exported.path)
+    outputs = model.signatures["serving_default"](latents=tf.constant(latents))
+    expected = gan.generator(latents, training=False)
+    np.testing.assert_allclose(outputs["outputs"], expected, rtol=1e-6)
+    predictions = trainer_kit.predict(folder, latents)
+    np.testing.assert_allclose(predictions["outputs"], expected, rtol=1e-6)
+
+
+def test_a_prediction_of_a_gan_needs_latents(runs: dict[str, FinishedRun]) -> None:
+    with pytest.raises(UsageError, match=r"does not take .* with name 'latents' .* is incom"):
+        trainer_kit.predict(runs["gan_rings"].folder)

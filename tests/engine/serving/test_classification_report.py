@@ -15,6 +15,7 @@ import trainer_kit
 from trainer_kit.cli.main import main
 from trainer_kit.errors import ExitCode, UsageError
 from trainer_kit.run.launcher import launch
+from trainer_kit.serving import classification_report
 from trainer_kit.serving.classification_report import write_report
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.testing.tiny_task import tiny_arrays
@@ -158,10 +159,13 @@ def test_of_many_classes_the_lowest_scores_are_shown(
     assert len(worst) == 20
 
 
-def test_all_shown_classes_may_lack_examples(tmp_path: Path) -> None:
-    outputs = np.eye(50, dtype="float32")[:40] * 9
+def test_all_shown_classes_may_lack_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classification_report, "_SHOWN_CLASSES", 3)
+    outputs = np.eye(6, dtype="float32")[:5] * 9
 
-    write_report([{"label": np.full(40, 49), "outputs": outputs}], ["outputs"], tmp_path / "p.csv")
+    write_report([{"label": np.full(5, 5), "outputs": outputs}], ["outputs"], tmp_path / "p.csv")
 
     report, _ = read_results(tmp_path / "p.csv")
     assert report["accuracy"] == 0
@@ -209,7 +213,7 @@ def test_the_command_evaluates_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     config = tiny_experiment(train_steps=5)
     trainer_kit.register_experiment(NAME)(lambda: config)
     run = tmp_path / "run"
-    launch(config, "train_and_eval", str(run), experiment=NAME)
+    launch(config, "train", str(run), experiment=NAME)
     output = tmp_path / "p.jsonl"
     arguments = [str(run), f"--output={output}", "--checkpoint=latest"]
 
@@ -229,4 +233,5 @@ def test_the_command_evaluates_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     np.testing.assert_allclose(worst["loss"], np.sort(losses)[::-1][:20], rtol=1e-4)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["label"] for row in rows] == labels.tolist()
+    np.testing.assert_allclose([row["outputs"] for row in rows], logits, rtol=1e-5)
     assert f"accuracy {report['accuracy']:.4f}" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Exports and predictions of runs with two nets, and of runs with several tasks."""
+"""Exports and predictions of runs with several tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import experiments.gan_rings  # noqa: F401 -- registers the experiment
 import trainer_kit
 from tests.engine.training.multitask.two_tasks import TwoTasks, two_tasks
 from trainer_kit.errors import UsageError
@@ -24,39 +23,12 @@ POINTS = np.random.default_rng(0).random((5, FEATURES)).astype("float32")
 
 
 @pytest.fixture(scope="module")
-def gan_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gan") / "run"
-    short = {"train_steps": 4, "steps_per_loop": 4, "summary_interval": 4, "validation_interval": 4}
-    config = trainer_kit.get_experiment("gan_rings").replace(trainer=short)
-    launch(config, "train_and_eval", str(folder), experiment="gan_rings")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "run"
     config = two_tasks(best_checkpoint_eval_metric="large|accuracy")
     trainer_kit.register_experiment(TASKS)(lambda: config)
     launch(config, "train_and_eval", str(folder), experiment=TASKS)
     return folder
-
-
-def test_the_export_of_a_gan_generates_from_latents(gan_run: Path, tmp_path: Path) -> None:
-    exported = trainer_kit.export(gan_run, tmp_path / "model")
-
-    gan = trainer_kit.load_model(gan_run)
-    latents = np.random.default_rng(0).normal(size=(5, gan.latent_size)).astype("float32")
-    model = tf.saved_model.load(exported.path)
-    outputs = model.signatures["serving_default"](latents=tf.constant(latents))
-    expected = gan.generator(latents, training=False)
-    np.testing.assert_allclose(outputs["outputs"], expected, rtol=1e-6)
-    predictions = trainer_kit.predict(gan_run, latents)
-    np.testing.assert_allclose(predictions["outputs"], expected, rtol=1e-6)
-
-
-def test_a_prediction_of_a_gan_needs_latents(gan_run: Path) -> None:
-    with pytest.raises(UsageError, match=r"does not take .* with name 'latents' .* is incom"):
-        trainer_kit.predict(gan_run)
 
 
 def test_an_export_of_tasks_has_outputs_of_each(tasks_run: Path, tmp_path: Path) -> None:

@@ -66,17 +66,10 @@ def _build_config() -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two replicas that evaluates averaged weights, its sidecar, and its module."""
+    """A run that evaluates averaged weights, its sidecar, and its module."""
     folder = tmp_path_factory.mktemp("served") / "run"
     (folder.parent / "served.py").write_text(_EXPERIMENT)
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
-    )
-    with strategy.scope():
-        task = TinyTask(_build_config().task)
-    trainer_kit.run_experiment(
-        strategy, task, "train_and_eval", _build_config(), str(folder), experiment=NAME
-    )
+    launch(_build_config(), "train_and_eval", str(folder), experiment=NAME)
     launch(_build_config(), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
 
     return folder
@@ -243,6 +236,11 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
         trainer_kit.load_model(tmp_path)
 
 
+def test_a_run_with_an_experiment_records_no_model(run: Path) -> None:
+    assert read_json(run / "manifest.json")["experiment"] == NAME
+    assert not (run / "model.json").exists()
+
+
 def test_a_rotated_checkpoint_is_replaced_by_the_newest(
     run: Path, modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,11 +326,19 @@ def _choose_writer(kind: str) -> Callable[[Any, Path], str | Path]:
     }[kind]
 
 
-@pytest.mark.parametrize("form", ["model", "root", "net and optimizer", "manager", "weights.h5"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *((kind, "model") for kind in MODELS),
+        ("subclassed", "root"),
+        ("module", "root"),
+        ("sequential", "net and optimizer"),
+        ("functional", "manager"),
+        ("subclassed", "weights.h5"),
+        ("tf_keras", "weights.h5"),
+    ],
+)
 def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: str) -> None:
-    if (kind, form) == ("module", "weights.h5"):
-        return
     theirs = MODELS[kind]()
     model = MODELS[kind]()
     scramble_weights(theirs)

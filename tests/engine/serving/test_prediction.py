@@ -15,13 +15,9 @@ import tensorflow as tf
 
 import trainer_kit
 from trainer_kit.errors import UsageError
-from trainer_kit.run.launcher import launch
 from trainer_kit.serving import prediction
 from trainer_kit.serving.prediction_files import PredictionParts
-from trainer_kit.testing import tiny_experiment
-from trainer_kit.testing.tiny_task import tiny_arrays
 
-NAME = "tests_predicted_rows"
 ROWS = np.random.default_rng(0).random((70, 3)).astype("float32")
 KEYS = np.arange(70) * 2
 
@@ -272,19 +268,6 @@ def test_an_output_without_rows_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r"shape \[\] for 32 rows"):
         trainer_kit.predict(Total(), ROWS)
-
-
-def test_a_run_predicts_its_validation_data(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=5)
-    trainer_kit.register_experiment(NAME)(lambda: config)
-    launch(config, "train_and_eval", str(tmp_path / "run"), experiment=NAME)
-
-    columns = trainer_kit.predict(tmp_path / "run", which="latest")
-
-    points, labels = tiny_arrays(False)
-    trained = trainer_kit.load_model(tmp_path / "run", "latest")
-    assert columns["label"].tolist() == labels.tolist()
-    np.testing.assert_allclose(columns["outputs"], trained(points), rtol=1e-5)
 
 
 def test_a_feature_called_label_is_not_replaced(tmp_path: Path) -> None:

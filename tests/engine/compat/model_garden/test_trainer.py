@@ -39,7 +39,7 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training import trainer_creation
 
 AVERAGING: dict[str, Any] = {
-    "optimizer": {"type": "adam"},
+    "optimizer": {"type": "sgd"},
     "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
     "ema": {"average_decay": 0.9},
 }
@@ -100,7 +100,7 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
     manager = restore_newest(trained, config, tmp_path)
     trained.train(tf.constant(2))
     manager.save()
-    expected = _floats(trained.evaluate(tf.constant(2)))
+    expected = _floats(trained.evaluate(tf.constant(1)))
 
     plain = small_trainer(small_config(), train=False)
     with trained.use_weights():
@@ -108,7 +108,7 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
     for weights, same in ((averages, True), (_weights(trained), False)):
         for variable, value in zip(plain.model.trainable_variables, weights, strict=True):
             variable.assign(value)
-        assert (_floats(plain.evaluate(tf.constant(2))) == pytest.approx(expected)) == same
+        assert (_floats(plain.evaluate(tf.constant(1))) == pytest.approx(expected)) == same
 
     evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=replicas(2))
     for folder in (tmp_path, tmp_path / "best_ckpt"):
@@ -123,7 +123,7 @@ def test_an_evaluator_uses_the_averages_of_both_checkpoints(tmp_path: Path) -> N
         # The best checkpoint has the averages in the model's place.
         assert (bits(trained.model.variables) == before) != is_best
 
-        assert _floats(evaluator.evaluate(tf.constant(2))) == pytest.approx(expected)
+        assert _floats(evaluator.evaluate(tf.constant(1))) == pytest.approx(expected)
         assert bits(evaluator.model.variables) == before
         assert evaluator.global_step.numpy() == 2
 
@@ -178,10 +178,17 @@ def test_gin_chooses_the_trainer_by_short_or_whole_name(binding: str) -> None:
     gin.parse_config(binding)
     config = convert(small_config())
     task = lookup_task_class(config.task)(config.task)
+
     assert isinstance(trainer_creation.create_trainer(config, task), MyTrainer)
 
-    passed = create_trainer(config, SmallTask(small_config().task), True, True, trainer_cls=Trainer)
-    assert type(passed) is Trainer  # what is passed wins
+
+def test_a_trainer_class_that_is_passed_wins_over_gin() -> None:
+    gin.parse_config("create_trainer.trainer_cls = @MyTrainer")
+    config = small_config()
+
+    trainer = create_trainer(config, SmallTask(config.task), True, True, trainer_cls=Trainer)
+
+    assert type(trainer) is Trainer
 
 
 @gin.configurable(module="tests.door")
@@ -240,6 +247,7 @@ class _Aggregating(SmallTask):
         return {"batches": aggregated_logs}
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_task_that_aggregates_logs_gets_them() -> None:
     config = small_config()
     for task_type, names in ((SmallTask, set()), (_Aggregating, {"batches"})):

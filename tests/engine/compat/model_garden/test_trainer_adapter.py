@@ -4,7 +4,6 @@ evaluations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,50 +48,22 @@ class Counting(base_trainer.Trainer):  # type: ignore[misc]
         return super().next_train_inputs(iterator)
 
 
-def _run_counting(
-    config: Any, folder: Path, trainers: list[TrainerAdapter] | None = None
-) -> TrainerAdapter:
+def _run_counting(config: Any, folder: Path, trainers: list[TrainerAdapter]) -> None:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(config.task)
         inner = theirs.create_trainer(config, task, train=True, evaluate=True, trainer_cls=Counting)
         trainer: Any = adapt_trainer(inner)
-    if trainers is not None:
-        trainers.append(trainer)
+    trainers.append(trainer)
     runner.run_experiment(
         strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer
     )
-    assert isinstance(trainer, TrainerAdapter)
-    return trainer
 
 
 def _config_of_steps(steps: int, **optimization: Any) -> Any:
     config = small_config(**optimization)
     config.trainer.override({"train_steps": steps, "validation_steps": 2})
     return config
-
-
-def test_the_runs_checkpoints_contain_the_trainers_own_items(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _run_counting(_config_of_steps(3), tmp_path)
-    advice = "have Counting inherit from trainer_kit.compat.model_garden.Trainer"
-    assert f"from its beginning; {advice}" in caplog.text
-
-    names = {
-        name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))
-    }
-    assert {"model", "optimizer", "global_step", "my_batches"} <= names
-
-    resumed = _run_counting(_config_of_steps(6), tmp_path)
-    assert int(resumed.batches) == int(resumed.others.batches) == int(resumed.global_step) == 6
-    keys = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state")
-    assert keys.keys() == {"trainer/others/batches", "trainer/others/fixed"}
-
-    assert resumed.train_dataset is not None  # its data are those of the wrapped trainer
-    other = tf.data.Dataset.range(3)
-    resumed.train_dataset = other
-    assert resumed.train_dataset is other
 
 
 def test_a_garden_trainer_goes_back_after_a_divergence(
@@ -104,7 +75,7 @@ def test_a_garden_trainer_goes_back_after_a_divergence(
     )
 
     trainers: list[TrainerAdapter] = []
-    with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
+    with eagerly(), pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
         _run_counting(config, tmp_path, trainers)
 
     assert f"Recovering the model from checkpoint: {tmp_path}/ckpt-3" in caplog.text
@@ -126,6 +97,7 @@ class Averaging(Counting):
             model=self.model,
             optimizer=self.optimizer,
             global_step=self.global_step,
+            my_batches=self.batches,
             loops=self.loops,
             weight=self.weight,
             second=self.second,
@@ -148,40 +120,54 @@ class Averaging(Counting):
         }
 
 
-def _run_averaging(config: Any, folder: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+def _run_averaging(
+    config: Any, folder: Path, mode: str = "train_and_eval", **options: Any
+) -> tuple[TrainerAdapter, Any]:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(config.task)
-        trainer: Any = theirs.create_trainer(
-            config, task, "train" in mode, True, trainer_cls=Averaging
-        )
-    return run_experiment(
+        inner = theirs.create_trainer(config, task, "train" in mode, True, trainer_cls=Averaging)
+        trainer: Any = adapt_trainer(inner)
+    _, logs = run_experiment(
         strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options
-    )[1]
+    )
+    return trainer, logs
 
 
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """Runs the trainers' functions eagerly; the first test has a compiled one."""
-    with eagerly():
-        yield
-
-
-@pytest.mark.usefixtures("eager")
-def test_checkpoint_items_and_their_optimizers_are_restored(tmp_path: Path) -> None:
+def test_checkpoint_items_and_their_optimizers_are_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     weight = tf.Variable(1.0)
     second = tf_keras.optimizers.Adam(0.1)
     for _ in range(6):  # what six loops without a stop do
         second.apply_gradients([(weight.read_value(), weight)])
 
-    _run_averaging(_config_of_steps(3), tmp_path / "run")
-    logs = _run_averaging(_config_of_steps(6), tmp_path / "run")
+    _run_averaging(_config_of_steps(3), tmp_path)
+
+    advice = "have Averaging inherit from trainer_kit.compat.model_garden.Trainer"
+    assert f"from its beginning; {advice}" in caplog.text
+    names = {
+        name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))
+    }
+    assert {"model", "optimizer", "global_step", "my_batches", "loops", "second"} <= names
+
+    # To trace the functions again takes seconds.
+    with eagerly():
+        resumed, logs = _run_averaging(_config_of_steps(6), tmp_path)
+        _, earlier_logs = _run_averaging(_config_of_steps(6), tmp_path, "eval", checkpoint="3")
+
+    assert int(resumed.batches) == int(resumed.others.batches) == int(resumed.global_step) == 6
     assert float(logs["loops"]) == 6.0
     assert float(logs["w"]) == float(weight)
-
-    earlier_logs = _run_averaging(_config_of_steps(6), tmp_path / "run", "eval", checkpoint="3")
     assert float(earlier_logs["loops"]) == 3.0
     assert float(earlier_logs["w"]) > float(logs["w"])
+    keys = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state")
+    assert keys.keys() == {"trainer/others/batches", "trainer/others/fixed"}
+
+    assert resumed.train_dataset is not None  # its data are those of the wrapped trainer
+    other = tf.data.Dataset.range(3)
+    resumed.train_dataset = other
+    assert resumed.train_dataset is other
 
 
 def test_a_name_that_our_checkpoints_have_is_refused() -> None:

@@ -24,42 +24,32 @@ def server() -> Iterator[ForkServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def whole_runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    for name in ("convnet", "gan"):
-        end = server.run(run_program, name, str(folder / name))
-        assert end.code == 0, end.text
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("name", "moments", "code"),
+    ("name", "codes"),
     [
-        ("convnet", ("KILL@step:2", "KILL@step:8", "KILL@inference:15"), KILL),
-        ("convnet", ("save:2",), KILL),
-        ("convnet", ("TERM@step:8",), ExitCode.PREEMPTED),
-        ("gan", ("KILL@step:3", "KILL@step:20"), KILL),
-        ("gan", ("TERM@step:11",), ExitCode.PREEMPTED),
+        ("convnet", {"save:2": KILL, "KILL@step:8": KILL, "KILL@inference:15": KILL}),
+        (
+            "gan",
+            {"KILL@step:3": KILL, "TERM@step:11": ExitCode.PREEMPTED, "KILL@step:20": KILL},
+        ),
     ],
+    ids=["convnet", "gan"],
 )
 def test_a_killed_program_ends_with_the_same_bits(
-    server: ForkServer,
-    whole_runs: Path,
-    tmp_path: Path,
-    name: str,
-    moments: tuple[str, ...],
-    code: int,
+    server: ForkServer, tmp_path: Path, name: str, codes: dict[str, int]
 ) -> None:
-    folder = str(tmp_path / "run")
+    whole = str(tmp_path / "whole")
+    killed = str(tmp_path / "killed")
 
-    codes = [server.run(run_program, name, folder, moment).code for moment in moments]
-    end = server.run(run_program, name, folder)
+    whole_end = server.run(run_program, name, whole)
+    killed_codes = {moment: server.run(run_program, name, killed, moment).code for moment in codes}
+    killed_end = server.run(run_program, name, killed)
 
-    assert codes == [code] * len(moments)
-    assert end.code == 0, end.text
-    assert read_variables(folder) == read_variables(str(whole_runs / name))
-    assert read_statistics(folder) == read_statistics(str(whole_runs / name))
+    assert whole_end.code == 0, whole_end.text
+    assert killed_codes == codes
+    assert killed_end.code == 0, killed_end.text
+    assert read_variables(killed) == read_variables(whole)
+    assert read_statistics(killed) == read_statistics(whole)
 
 
 def read_variables(folder: str) -> dict[str, bytes]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +22,18 @@ from trainer_kit.compat.tensorpack.installed_package import DOOR
 
 
 @pytest.fixture(scope="module")
-def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def real_run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of two epochs of the real package."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    command = [sys.executable, "-W", "ignore", classifier.__file__, str(folder)]
-    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    end = server.run(classifier.main, str(folder))
+    assert end.code == 0, end.text
+    assert "Training has finished!" in end.text
     return folder
 
 
@@ -54,10 +60,11 @@ def continue_training(folder: str, checkpoint: str) -> None:
     classifier.Program(DOOR, tfv1).train(folder, 1, [], SmartInit(checkpoint))
 
 
-def test_training_continues_from_real_checkpoint(real_run: Path, tmp_path: Path) -> None:
+def test_training_continues_from_real_checkpoint(
+    server: ForkServer, real_run: Path, tmp_path: Path
+) -> None:
     # In a process of its own: on a CPU that is split for tests, sums have another order.
-    with ForkServer() as server:
-        end = server.run(continue_training, str(tmp_path / "run"), str(real_run / "model-4"))
+    end = server.run(continue_training, str(tmp_path / "run"), str(real_run / "model-4"))
     assert end.code == 0, end.text
 
     # The second epoch of the real package.

@@ -35,7 +35,6 @@ TRAINERS = {
     "parameter server on GPU": lambda: SyncMultiGPUTrainerParameterServer([0, 1], "gpu"),
     "replicated": lambda: SyncMultiGPUTrainerReplicated(2),
     "replicated with nccl": lambda: SyncMultiGPUTrainerReplicated(2, mode="nccl"),
-    "default": lambda: SyncMultiGPUTrainer([0, 1]),
 }
 
 
@@ -109,6 +108,13 @@ def test_two_towers_average_gradients(name: str, tmp_path: object) -> None:
         np.testing.assert_allclose(values[variable], value, rtol=1e-5, atol=1e-6, err_msg=variable)
     costs = [tower.get_tensor("cost").op.name for tower in trainer.towers.training()]
     assert costs == ["tower0/cost", "tower1/cost"]
+
+
+def test_the_default_trainer_averages_on_the_cpu() -> None:
+    trainer = SyncMultiGPUTrainer([0, 1])
+
+    assert isinstance(trainer, SyncMultiGPUTrainerParameterServer)
+    assert trainer._builder.ps_device == "cpu"
 
 
 def test_statistics_over_towers_are_refused(tmp_path: object) -> None:

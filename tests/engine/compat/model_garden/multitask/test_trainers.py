@@ -228,13 +228,14 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
     )
     trainer = MultiTaskBaseTrainer(tasks, model, average)
     set_evaluation_tasks(trainer, tasks.tasks.values())
+    evaluator = MultiTaskEvaluator(tasks.tasks.values(), model)
+
     with eagerly():
         trainer.train(tf.constant(3))
-    before = [variable.numpy() for variable in model.variables]
+        before = [variable.numpy() for variable in model.variables]
+        logs = trainer.evaluate(tf.constant(-1))
+        after = [variable.numpy() for variable in model.variables]
+        logs_of_weights = evaluator.evaluate(tf.constant(-1))
 
-    logs = trainer.evaluate(tf.constant(-1))
-
-    assert_all_close([variable.numpy() for variable in model.variables], before)
-    with eagerly():
-        logs_of_weights = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
+    assert_all_close(after, before)
     assert logs["sum"]["validation_loss"] != logs_of_weights["sum"]["validation_loss"]

@@ -33,10 +33,9 @@ class Model(ModelDesc):
     def build_graph(self, image: Any, label: Any) -> Any:
         with argscope(Conv2D, kernel_size=3, filters=4, activation=BNReLU):
             net = LinearWrap(image)
-            logits = net.Conv2D("conv0").MaxPooling("pool0", 2).Conv2D("conv1")
-            logits = logits.FullyConnected("fc0", 16, activation=tf.nn.relu)
+            logits = net.Conv2D("conv0").MaxPooling("pool0", 2)
             logits = logits.Dropout("dropout", rate=0.5)
-            logits = logits.FullyConnected("fc1", CLASSES)()
+            logits = logits.FullyConnected("fc0", CLASSES)()
         cost = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=label)
         cost = tf.reduce_mean(cost, name="cross_entropy")
         wrong = tf.cast(tf.logical_not(tf.nn.in_top_k(logits, label, 1)), tf.float32, "incorrect")
@@ -117,11 +116,6 @@ def train_convnet(signal_name: str = "", place: str = "", step: int = 0) -> None
         max_epoch=4,
     )
     launch_train_with_config(config, SimpleTrainer())
-
-
-@register_experiment("convnet")
-def convnet() -> None:
-    train_convnet()
 
 
 def main() -> None:
