@@ -266,14 +266,15 @@ class TwoModelsAndKerasTwo(TwoModels, KerasTwoUnbuilt):
     """A second model with its optimizer, and an optimizer without slots before the first step."""
 
 
-# By form, the task of a run, its replicas, and options of its trainer. What goes together is in one
-# run.
-FORMS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
-    "compiled": (TwoModelsAndModules, 1, {}),
-    "compiled, Keras 2": (KerasTwo, 1, {}),
-    "two replicas": (TwoModelsAndHostWrites, 2, {}),
-    "fused": (SecondOptimizer, 1, {"fuse_steps": 2}),
-    "eager": (TwoModelsAndKerasTwo, 1, {"train_tf_function": False, "train_tf_while_loop": False}),
+_EAGER = {"train_tf_function": False, "train_tf_while_loop": False}
+# By form, the task of a run, its mode, its replicas, and options of its trainer. What goes together
+# is in one run. Runs are evaluated where the trained weights do not show all that they change.
+FORMS: dict[str, tuple[Callable[..., Any], str, int, dict[str, Any]]] = {
+    "compiled": (TwoModelsAndModules, "train_and_eval", 1, {}),
+    "compiled, Keras 2": (KerasTwo, "train", 1, {}),
+    "two replicas": (TwoModelsAndHostWrites, "train_and_eval", 2, {}),
+    "fused": (SecondOptimizer, "train", 1, {"fuse_steps": 2}),
+    "eager": (TwoModelsAndKerasTwo, "train_and_eval", 1, _EAGER),
 }
 
 
@@ -288,7 +289,7 @@ def train_all(base: str, which: str, from_step: int | None) -> None:
 
 
 def _train(form: str, folder: str, from_step: int | None) -> None:
-    kind, replicas, options = FORMS[form]
+    kind, mode, replicas, options = FORMS[form]
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
         strategy = tf.distribute.MirroredStrategy(
@@ -309,7 +310,7 @@ def _train(form: str, folder: str, from_step: int | None) -> None:
         task = kind(config.task)
     actions = [task.after_loop] if hasattr(task, "after_loop") else None
     model, logs = trainer_kit.run_experiment(
-        strategy, task, "train_and_eval", config, folder, train_actions=actions, from_step=from_step
+        strategy, task, mode, config, folder, train_actions=actions, from_step=from_step
     )
     weights = [variable.numpy().tobytes().hex() for variable in model.trainable_variables]
     logs = {name: float(value) for name, value in logs.items() if not name.startswith("best")}

@@ -213,10 +213,10 @@ def test_a_failed_check_has_the_exit_code_of_a_run(
 @pytest.mark.parametrize(
     ("setting", "task"),
     [
-        (f"{BEST}=far|accuracy", _NestedConfig()),  # which only an evaluation can name
+        # A metric that only an evaluation can name, and an optimizer that is taken: Adam.
+        (f"{BEST}=far|accuracy,trainer.optimizer_config.optimizer=null", _NestedConfig()),
         ("trainer.train_steps=5 epochs", _TwoBatchesConfig()),  # whose data starts again
         ("runtime.virtual_cpus=2,trainer.train_steps=0", None),
-        ("trainer.optimizer_config.optimizer=null", None),  # which takes Adam
     ],
 )
 def test_an_experiment_that_can_run_is_ready(

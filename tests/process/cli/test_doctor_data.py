@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask
+from trainer_kit.cli.doctor import doctor_data
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiment_registry import register_experiment, register_task
 from trainer_kit.config.schema.configclass import configclass
@@ -69,6 +70,12 @@ def _images() -> Any:
 @register_experiment("tests_doctor_data_tiny")
 def _tiny() -> Any:
     return tiny_experiment()
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of a second is ten batches of the slow stage."""
+    monkeypatch.setattr(doctor_data, "_SECONDS", 0.3)
 
 
 def test_the_slow_stage_and_the_values_are_printed(

@@ -47,26 +47,23 @@ def examples() -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, :3].argmax(1)
 
 
-def classifier() -> keras.Model:
-    """Returns a model of three classes, with dropout and batch normalization."""
-    first = [keras.Input((8,)), layers.BatchNormalization(), layers.Dropout(0.2)]
-    return keras.Sequential([*first, layers.Dense(3)])
+def classifier(*hidden: keras.Layer) -> keras.Model:
+    """Returns a model of three classes, of one layer behind `hidden`."""
+    return keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(3)])
 
 
 def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
     """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes
     have weights.
     """
-    model = classifier()
-    adam = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
+    model = classifier(layers.BatchNormalization(), layers.Dropout(0.2))
+    sgd = keras.optimizers.SGD(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
     model.compile(
-        adam, keras_programs.CROSSENTROPY, weighted_metrics=["accuracy"], jit_compile=False
+        sgd, keras_programs.CROSSENTROPY, weighted_metrics=["accuracy"], jit_compile=False
     )
     data = tf.data.Dataset.from_tensor_slices(examples()).shuffle(200, seed=5).batch(BATCH)
-    validation = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
     callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
     options = {
-        "validation_data": validation,
         "callbacks": callbacks,
         "class_weight": {0: 1.0, 1: 2.5, 2: 0.5},
         "verbose": 0,
@@ -74,7 +71,7 @@ def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
     history = tk_keras.fit(
         model, data, epochs=EPOCHS, **options, model_dir=folder, trainer=LOOPS, best=False
     )
-    return history, [model, adam]
+    return history, [model, sgd]
 
 
 def gan(folder: str, callbacks: list[Any]) -> Any:
@@ -89,10 +86,10 @@ def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
     """The functions of a loop by hand: they use two models, optimizers, a counter and metrics
     around them.
     """
-    model = classifier()
+    model = classifier(layers.Dropout(0.2))
     critic = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     optimizer = keras.optimizers.Adam(1e-2)
-    critic_optimizer = keras.optimizers.Adam(1e-2)
+    critic_optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
     count = tf.Variable(0.0, trainable=False)
     metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
 

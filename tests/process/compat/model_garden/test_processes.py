@@ -81,7 +81,7 @@ def test_a_run_of_their_program_is_resumed_by_all_programs(
     server: ForkServer, folder: Path
 ) -> None:
     for steps, mode, command in (
-        (200, "train_and_eval", (run_program, "before.py")),
+        (200, "train", (run_program, "before.py")),
         (400, "train_and_eval", (run_program, "after.py")),
         (600, "train", ("train", "--import_module=rings.py")),
     ):
