@@ -110,7 +110,7 @@ def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(
 
 
 def test_a_saved_iterator_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
-    trainer = {"fuse_steps": 2, "checkpoint_interval": 5, "max_to_keep": 4}
+    trainer: dict[str, Any] = {"fuse_steps": 2, "checkpoint_interval": 5, "max_to_keep": 4}
     whole = tmp_path / "whole"
     expected, _ = _run(whole, section=_ListConfig(), **trainer)
     assert list(whole.glob("ckpt-10.iterator*"))

@@ -219,7 +219,7 @@ def test_both_workers_refuse_other_data(runs: Runs, server: ForkServer, tmp_path
         assert f"task.train_data: {message}" in end.text
 
 
-def test_a_refused_chief_leaves_a_worker_that_waits_until_sigterm(
+def test_the_worker_of_a_refused_chief_waits_until_sigterm(
     server: ForkServer, tmp_path: Path
 ) -> None:
     hosts = free_hosts(2)
