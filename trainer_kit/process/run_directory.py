@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import email
 import functools
 import glob
 import logging
@@ -518,11 +519,13 @@ def list_installed_packages() -> tuple[tuple[str, str], ...]:
     """Returns the names and versions of all installed packages, in the order of their names."""
     packages = []
     for distribution in metadata.distributions():
-        # Each access to the metadata parses it again. A damaged package may have no name.
-        description = distribution.metadata
-        name = str(description["Name"])
-        version = str(description["Version"])
-        packages.append((name, version))
+        # `distribution.metadata` parses the long description too, which takes most of the time.
+        texts = map(distribution.read_text, ("METADATA", "PKG-INFO", ""))
+        text = next(filter(None, texts), "")
+        headers, _, _ = text.partition("\n\n")
+        fields = email.message_from_string(headers)
+        # A damaged package may have no name.
+        packages.append((str(fields["Name"]), str(fields["Version"])))
     return tuple(sorted(packages))
 
 

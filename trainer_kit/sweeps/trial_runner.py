@@ -76,7 +76,8 @@ class TrialRunner:
           flags: The flags of its run, those of `python -m trainer_kit.train`.
           shares_process: Whether it may run in the process of other trials.
         """
-        if self._trials_left == 0 or not shares_process:
+        is_unused = self._trials_left == _TRIALS_PER_PROCESS
+        if self._trials_left == 0 or not (shares_process or is_unused):
             self.stop()
             self._start_process()
         self._trials_left = self._trials_left - 1 if shares_process else 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import trainer_kit
-from tests.engine.linear_task import linear_experiment
 
 
 @trainer_kit.register_callback("weight_norm")
@@ -35,9 +34,3 @@ class WeightNorm(trainer_kit.Callback):
 
     def restore(self, state: Any) -> None:
         self.largest, self.evaluations = state
-
-
-@trainer_kit.register_experiment("with_callback")
-def with_callback() -> Any:
-    """The linear experiment, without the callback: a config or gin names it."""
-    return linear_experiment()

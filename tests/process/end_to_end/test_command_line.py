@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,26 +143,6 @@ def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer
     # As many digits as are printed.
     best = read_json(folder / "run/best_ckpt/info.json")
     assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)
-
-
-def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> None:
-    override = (
-        "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
-    )
-    child = _start_in_fork(server, folder, "train", "--model_dir=stopped", override)
-    while "train | step" not in child.text:
-        assert child.alive, child.text
-        time.sleep(0.05)
-
-    begin = time.monotonic()
-    child.kill(signal.SIGINT)
-    end = child.wait(60)
-
-    assert end.code == 130, end.text
-    assert time.monotonic() - begin < 30
-    assert "stopped by SIGINT at step" in end.text
-    assert "Traceback" not in end.text
-    assert list((folder / "stopped").glob("ckpt-*.index"))
 
 
 @pytest.mark.parametrize("fuse_steps", [1, 5])

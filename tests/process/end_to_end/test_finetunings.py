@@ -94,7 +94,6 @@ def test_stopped_and_killed_fine_tunings_keep_the_same_bits(
     stop = server.run(train_and_stop_in_step, 12, *command)  # the seventh of the second fine-tuning
     assert stop.code == 75, stop.text
     assert list(_metrics(run)) == [f"metrics-{STEPS[0]}.json"], stop.text
-    kill_at("best.weights", 1)
     kill_at("final.rename", 1)
     end = server.run("train", *command)
 

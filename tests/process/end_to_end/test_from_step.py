@@ -126,23 +126,22 @@ def test_a_restarted_run_starts_again_only_with_from_step_0(
 
 
 def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    finished_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = linear_experiment(train_steps=10)
-    run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
-
     # Whoever copies checkpoints alone knows that the rest is missing.
     copy = tmp_path / "copy"
     copy.mkdir()
-    for path in tmp_path.glob("ckpt-*"):
+    for path in finished_run.glob("ckpt-*"):
         shutil.copy(path, copy)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run_experiment(None, LinearTask(config.task), "train", config, str(copy))
+        _run(copy)
     assert "has lost" not in caplog.text
 
-    for path in (*tmp_path.glob("ckpt-*"), tmp_path / "checkpoint", tmp_path / "final.json"):
+    for name in ("checkpoint", "final.json", "evals/validation.jsonl"):
+        (finished_run / name).unlink()
+    for path in finished_run.glob("ckpt-*"):
         path.unlink()
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
-    message = "has reports up to step 10, but there is no checkpoint: the run begins at step 0"
+        _run(finished_run)
+    message = "has reports up to step 30, but there is no checkpoint: the run begins at step 0"
     assert f"metrics.jsonl {message}" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -66,8 +67,7 @@ def test_killed_sidecars_of_a_killed_trainer_evaluate_all_once(
     # trainer's third, too.
     deaths = [server.run(train_and_die_at, "checkpoint.written", 3, notes, *trainer)]
     deaths.append(first_sidecar.wait())
-    for point in ("best.info.rename", "ledger.append"):
-        deaths.append(server.run(train_and_die_at, point, 1, notes, *sidecar))
+    deaths.append(server.run(train_and_die_at, "ledger.append", 1, notes, *sidecar))
     # The first step is evaluated; the sixth more is one of the third trainer's.
     late_sidecar = server.start(train_and_die_at, "ledger.append", 6, notes, *sidecar)
     deaths.append(server.run(train_and_die_at, "checkpoint.pointer", 3, notes, *trainer))
@@ -96,20 +96,26 @@ def test_killed_sidecars_of_a_killed_trainer_evaluate_all_once(
     assert logs["accuracy"] == pytest.approx(info["value"], abs=1e-6)
 
 
-def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(
-    server: ForkServer, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def killed_run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed after its first checkpoint."""
+    run = tmp_path_factory.mktemp("killed") / "run"
     trainer = server.run(
-        train_and_die_at, "checkpoint.save", 2, f"{tmp_path}.points", *_arguments(tmp_path, "train")
+        train_and_die_at, "checkpoint.save", 2, f"{run}.points", *_arguments(run, "train")
     )
-    assert trainer.code == -signal.SIGKILL
+    assert trainer.code == -signal.SIGKILL, trainer.text
+    return run
+
+
+def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(
+    server: ForkServer, killed_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(killed_run, tmp_path / "run")
     begin = time.monotonic()
-    sidecar = server.run(
-        "train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=2")
-    )
+    sidecar = server.run("train", *_arguments(run, "continuous_eval", "continuous_eval_timeout=2"))
 
     assert sidecar.code == 8, sidecar.text
-    assert [record["step"] for record in _ledger(tmp_path)] == [5]
+    assert [record["step"] for record in _ledger(run)] == [5]
     last_line = sidecar.text.splitlines()[-1]
     message = r"no new checkpoint for 2 s .*newest checkpoint, ckpt-5, .*\(.* pid \d+\) is gone"
     assert re.search(message, last_line)
@@ -117,13 +123,9 @@ def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(
 
 
 def test_a_sidecar_ends_when_the_folder_of_its_run_is_moved(
-    server: ForkServer, tmp_path: Path
+    server: ForkServer, killed_run: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    trainer = server.run(
-        train_and_die_at, "checkpoint.save", 2, f"{run}.points", *_arguments(run, "train")
-    )
-    assert trainer.code == -signal.SIGKILL
+    run = shutil.copytree(killed_run, tmp_path / "run")
     sidecar = server.start(
         "train", *_arguments(run, "continuous_eval", "continuous_eval_timeout=60")
     )

@@ -202,18 +202,6 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     assert changes == [{"learning_rate": 0.02}, {"learning_rate_factor": 0.1}]
 
 
-def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
-    wait_until(lambda: "waits for all 2 workers" in early.text)
-
-    early.kill(signal.SIGTERM)
-    end = early.wait(10)
-
-    assert end.code == 75, end.text
-
-
 def test_both_workers_refuse_other_data(runs: Runs, server: ForkServer, tmp_path: Path) -> None:
     folder = shutil.copytree(runs.whole, tmp_path / "run")
     manifest = read_json(folder / "manifest.json")
@@ -231,7 +219,7 @@ def test_both_workers_refuse_other_data(runs: Runs, server: ForkServer, tmp_path
         assert f"task.train_data: {message}" in end.text
 
 
-def test_the_chief_refuses_a_model_dir_in_which_others_train(
+def test_the_worker_of_a_refused_chief_waits_until_sigterm(
     server: ForkServer, tmp_path: Path
 ) -> None:
     hosts = free_hosts(2)
@@ -242,9 +230,12 @@ def test_the_chief_refuses_a_model_dir_in_which_others_train(
         assert f"{tmp_path} is in use" in chief.text
         # The chief that trains may be about to end.
         wait_until(lambda: "waits for all 2 workers" in other.text)
-    other.kill()
 
-    assert "train_and_eval" not in other.wait(SURVIVAL).text
+    other.kill(signal.SIGTERM)
+    other_end = other.wait(10)
+
+    assert other_end.code == 75, other_end.text
+    assert "train_and_eval" not in other_end.text
 
 
 def test_a_killed_worker_leaves_one_copy_which_goes_away(runs: Runs) -> None:

@@ -125,6 +125,7 @@ def test_the_record_holds_config_experiment_command_and_versions(tmp_path: Path)
         "numpy",
     }
     assert record["packages"]["numpy"]
+    assert record["installed"]["numpy"] == record["packages"]["numpy"]
 
 
 def test_a_folder_that_was_moved_is_no_longer_the_runs(tmp_path: Path) -> None:
