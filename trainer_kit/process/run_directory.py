@@ -520,8 +520,7 @@ def list_installed_packages() -> tuple[tuple[str, str], ...]:
     packages = []
     for distribution in metadata.distributions():
         # `distribution.metadata` parses the long description too, which takes most of the time.
-        texts = map(distribution.read_text, ("METADATA", "PKG-INFO", ""))
-        text = next(filter(None, texts), "")
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         headers, _, _ = text.partition("\n\n")
         fields = email.message_from_string(headers)
         # A damaged package may have no name.
