@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ def describe_code(task_class: type) -> dict[str, Any]:
       notebook or of an installed package it is the working directory. `modules`: a hash of each
       source file by its path below the folder on sys.path.
     """
-    folder = Path.cwd()
+    working_directory = os.getcwd()
+    folder = Path(working_directory)
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         # The usual access to an attribute would import a lazy module.
@@ -41,9 +43,11 @@ def describe_code(task_class: type) -> dict[str, Any]:
         # The program of a command, such as bin/trainer-kit, has no suffix.
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
-        path = Path(file).absolute()
-        if not is_user_file(str(path)):
+        # TensorFlow imports some thousand modules, of which pathlib would make slow work.
+        file = os.path.join(working_directory, file)
+        if not is_user_file(file):
             continue
+        path = Path(file)
         if name == task_class.__module__:
             folder = path.parent
 
