@@ -22,7 +22,6 @@ from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
 from trainer_kit.errors import DivergedError, PreemptedError
-from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.telemetry.metrics_jsonl import read_active_history
@@ -32,20 +31,22 @@ NAN = float("nan")
 ADAM = {**SGD, "optimizer": {"type": "adam"}}
 
 
-class _PoisonedSource:
-    """The tiny task's data with some batches of NaN."""
+BATCHES = 40
 
-    def __init__(self, source: ArraySource, bad: tuple[int, ...]) -> None:
-        self._source = source
-        self._bad = bad
+
+class _BatchSource:
+    """The tiny task's training data in ready-made batches, without some and with others of NaN."""
+
+    def __init__(self, bad: tuple[int, ...] = (), *, without: tuple[int, ...] = ()) -> None:
+        points, labels = tiny_arrays(True, 8 * BATCHES)
+        batches = points.reshape(BATCHES, 8, -1).copy()
+        batches[list(bad)] = NAN
+        self._points = np.delete(batches, without, axis=0)
+        self._labels = np.delete(labels.reshape(BATCHES, 8), without, axis=0)
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-        def poison(index: tf.Tensor, batch: Any) -> Any:
-            points, labels = batch
-            is_bad = tf.reduce_any(tf.equal(index + position, self._bad))
-            return tf.where(is_bad, NAN * points, points), labels
-
-        return self._source.at(position, input_context).enumerate().map(poison)
+        batches = (self._points[position:], self._labels[position:])
+        return tf.data.Dataset.from_tensor_slices(batches)
 
 
 class _Poisoned(LinearTask):
@@ -54,8 +55,14 @@ class _Poisoned(LinearTask):
     bad: tuple[int, ...] = (12,)
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-        source = super().build_inputs(params, input_context)
-        return _PoisonedSource(source, self.bad) if params.is_training else source
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+        return _BatchSource(self.bad)
+
+
+class _SeveralPoisoned(_Poisoned):
+    # Three before the first checkpoint: two in one loop, and one in the next. One after it.
+    bad = (1, 3, 7, 15)
 
 
 class _NanGradient(LinearTask):
@@ -106,7 +113,7 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
 
 @pytest.fixture(scope="module")
 def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
-    """A run that left out a batch of NaN: its folder, model, last metrics and log."""
+    """A run that left out its batches of NaN: its folder, model, last metrics and log."""
     folder = tmp_path_factory.mktemp("recovered")
     told = io.StringIO()
     log = logging.getLogger("trainer_kit")
@@ -115,7 +122,7 @@ def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, 
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        model, logs = _run(folder, _Poisoned, "train_and_eval", recovery_max_trials=2)
+        model, logs = _run(folder, _SeveralPoisoned, "train_and_eval", recovery_max_trials=4)
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
@@ -163,20 +170,6 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
         _run(tmp_path, task, **trainer)
 
     assert list(complete_checkpoints(str(tmp_path))) == kept
-
-
-def test_all_bad_batches_between_checkpoints_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Several(_Poisoned):
-        bad = (1, 3, 7)  # before the first checkpoint; some in one loop, and one in the next
-
-    with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
-
-    assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
-    assert all(f"batch {batch}, of step" in caplog.text for batch in Several.bad)
-    assert _are_checkpoints_finite(tmp_path)
 
 
 class _HugeGradient(LinearTask):
@@ -260,11 +253,10 @@ def test_a_divergence_without_a_report_is_still_a_divergence(
 
 def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     class Ends(_Poisoned):
-        bad = (27,)
-
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-            source = super().build_inputs(params, input_context)
-            return source.at(0).take(29) if params.is_training else source
+            if not params.is_training:
+                return super().build_inputs(params, input_context)
+            return _BatchSource(bad=(27,)).at(0).take(29)
 
     seed_everything(1)
     config = tiny_experiment(
@@ -276,14 +268,16 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
-def test_the_batch_that_poisons_is_found_and_left_out(
+def test_all_batches_that_poison_are_found_and_left_out(
     recovered_run: tuple[Path, Any, Any, str],
 ) -> None:
     folder, _, logs, told = recovered_run
 
-    assert "the run returns to step 10 (trial 1 of 2)" in told
-    assert "trial 2 of 2" not in told
-    assert "batch 12, of step 13, is left out" in told
+    # To the initial weights, and later to a checkpoint.
+    assert "the run returns to step 0 (trial 1 of 4)" in told
+    assert "the run returns to step 10 (trial 4 of 4)" in told
+    assert all(f"batch {batch}, of step" in told for batch in _SeveralPoisoned.bad)
+    assert "batch 15, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"])
     assert _are_checkpoints_finite(folder)
 
@@ -303,20 +297,14 @@ def test_the_batch_that_poisons_is_found_and_left_out(
     )
 
 
-def test_skipping_a_batch_equals_data_without_that_batch(
+def test_skipping_batches_equals_data_without_these_batches(
     recovered_run: tuple[Path, Any, Any, str], tmp_path: Path
 ) -> None:
     class Without(LinearTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-            source = super().build_inputs(params, input_context)
             if not params.is_training:
-                return source
-
-            class Skipping:
-                def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-                    return source.at(0).take(12).concatenate(source.at(13)).skip(position)
-
-            return Skipping()
+                return super().build_inputs(params, input_context)
+            return _BatchSource(without=_SeveralPoisoned.bad)
 
     never, _ = _run(tmp_path, Without)
 
@@ -398,42 +386,41 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
     assert "trainer.train_steps=13" in bundle["command"]
     assert "ckpt-10" in bundle["command"]
+    assert bundle["examples_not_finite"] == list(range(8))
 
 
 class _OnePoisoned(LinearTask):
-    """One example of the training data, number 42 of 64, holds NaN."""
+    """One example of the training data holds NaN, in the part of the second of two replicas."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-        points, labels = (array[:64].copy() for array in tiny_arrays(bool(params.is_training)))
-        points[42, 3] = NAN if params.is_training else 0.0
-        return ArraySource((points, labels), params)
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+
+        points, labels = tiny_arrays(True, 8 * BATCHES)
+        points = points.reshape(BATCHES, 8, -1).copy()
+        points[7, 5, 3] = NAN
+        parts = (points.reshape(2 * BATCHES, 4, -1), labels.reshape(2 * BATCHES, 4))
+
+        class OfReplicas:
+            def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
+                return tf.data.Dataset.from_tensor_slices(parts).skip(2 * position)
+
+        return OfReplicas()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
-    count: int, tmp_path: Path
-) -> None:
-    strategy = replicas(count)
-    config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
+def test_an_example_that_is_not_finite_is_named_and_not_the_rate(tmp_path: Path) -> None:
+    strategy = replicas(2)
+    config = tiny_experiment(optimizer_config=SGD, checkpoint_interval=5)
     with strategy.scope():
         task = _OnePoisoned(config.task)
 
     with pytest.raises(DivergedError) as error:
         run_experiment(strategy, task, "train", config, str(tmp_path))
 
-    train_data = config.task.train_data
-    points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
-    place = int(np.argwhere(np.isnan(points))[0, 0])
-    size = train_data.global_batch_size
-    advice = (
-        f"values of example {place % size} in batch {place // size} are not finite: repair the data"
-    )
-
+    advice = "values of example 5 in batch 7 are not finite: repair the data"
     assert advice in str(error.value)
     assert "learning rate" not in str(error.value)
-
-    (report,) = (tmp_path / "diverged").glob("step-*.json")
-    assert read_json(report)["examples_not_finite"] == [place % size]
+    assert read_json(tmp_path / "diverged" / "step-8.json")["examples_not_finite"] == [5]
 
 
 def test_a_checkpoint_of_bad_weights_is_moved_aside(
