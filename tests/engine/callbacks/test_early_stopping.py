@@ -78,7 +78,8 @@ def _build_tiny_config(**early: Any) -> ExperimentConfig:
 def _launch(
     folder: Path, config: ExperimentConfig, mode: str = "train_and_eval", **arguments: Any
 ) -> Any:
-    return launch(config, mode, str(folder), **arguments)
+    # Saves in the foreground take less time in a run this short.
+    return launch(config, mode, str(folder), enable_async_checkpointing=False, **arguments)
 
 
 def _find_newest(folder: Path) -> int:
@@ -346,21 +347,6 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
     )
 
 
-def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
-    config = _build_two_set_config("rare|group|score", patience=2).replace(
-        trainer={"validation_sets": {"rare": {"interval": 20}}}
-    )
-    _SCORES.update(zip(range(10, 61, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2], strict=True))
-
-    _launch(tmp_path, config)
-
-    assert final_record(tmp_path)["stopped"].startswith(
-        "rare|group|score has not improved on 0.4 of step 20"
-    )
-    assert _find_newest(tmp_path) == 60
-    assert sorted(evaluated_steps(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
-
-
 def _build_two_set_config(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
     """Two validation sets, every 10 and every 40 steps, whose scores never improve."""
     config = _build_config([0.9] * 12, metric=metric, **early)
@@ -369,6 +355,21 @@ def _build_two_set_config(metric: str = "often|group|score", **early: Any) -> Ex
     return config.replace(
         task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets}
     )
+
+
+def test_only_the_validation_set_of_the_metric_decides(
+    of_two_sets: ReadyTrainer, tmp_path: Path
+) -> None:
+    config = _build_two_set_config("rare|group|score", patience=1)
+    _SCORES.update(zip(range(10, 81, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2, 0.6, 0.1], strict=True))
+
+    _launch(tmp_path, config, trainer=of_two_sets.again())
+
+    assert final_record(tmp_path)["stopped"].startswith(
+        "rare|group|score has not improved on 0.3 of step 40"
+    )
+    assert _find_newest(tmp_path) == 80
+    assert sorted(evaluated_steps(tmp_path)) == [10, 20, 30, 40, 40, 50, 60, 70, 80, 80]
 
 
 def test_a_stop_at_one_set_also_evaluates_the_others(
@@ -389,18 +390,13 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
     ]
     assert [line["step"] for line in reported] == [10, 20]
 
-
-def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
-    of_two_sets: ReadyTrainer, tmp_path: Path
-) -> None:
-    config = _build_two_set_config(patience=9).replace(trainer={"train_steps": 60})
-    _launch(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
+    # As if it had been killed before the evaluation of "rare", which was not due at step 20.
     (tmp_path / "final.json").unlink()
-    lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
-    # Of "rare" at step 20 nothing is on record.
-    (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))
+    ledger = tmp_path / "evals/validation.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:2]))
 
-    _launch(tmp_path, _build_two_set_config(patience=1), trainer=of_two_sets.again())
+    _launch(tmp_path, config, trainer=of_two_sets.again())
 
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}
     assert final_record(tmp_path)["step"] == 20
@@ -474,15 +470,8 @@ def test_unknown_metric_is_refused_before_the_first_step(
 # ---- actions that stop
 
 
-@pytest.mark.parametrize(
-    ("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])]
-)
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
-    linear: ReadyTrainer,
-    tmp_path: Path,
-    mode: str,
-    evaluated: list[int],
-    caplog: pytest.LogCaptureFixture,
+    linear: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = linear_experiment(train_steps=60)
     later = []
@@ -491,7 +480,6 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
         _, logs = _launch(
             tmp_path,
             config,
-            mode,
             train_actions=[_stop_at(15, 5), later.append],
             trainer=linear.again(),
         )
@@ -505,7 +493,7 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert _find_newest(tmp_path) == 15
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
     assert logs
-    assert evaluated_steps(tmp_path) == evaluated
+    assert evaluated_steps(tmp_path) == [10, 15]
 
 
 def test_an_eval_action_ends_the_run_after_its_evaluation(
@@ -528,11 +516,20 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
 ) -> None:
     config = linear_experiment(train_steps=-1)
     for step in (15, 30):
-        _launch(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
+        action = _stop_at(15, 5)
+        _launch(
+            tmp_path,
+            config,
+            "train_and_post_eval",
+            train_actions=[action],
+            trainer=linear.again(),
+        )
         final = final_record(tmp_path)
         assert final["step"] == step
         assert final["stopped"] == "enough at 15"
         assert _find_newest(tmp_path) == step
+
+    assert evaluated_steps(tmp_path) == [15, 30]
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(
