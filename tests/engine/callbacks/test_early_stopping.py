@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import trainer_kit
 from tests.builders import assert_all_close, evaluated_steps, final_record
-from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.engine.linear_task import BatchSource, LinearConfig, LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping, compute_metric_progress
@@ -40,12 +40,25 @@ class _Stopping:
 
 
 @trainer_kit.configclass
-class ScriptedConfig(LinearConfig):
+class BatchedConfig(LinearConfig):
+    """The linear task on ready-made batches."""
+
+
+@trainer_kit.register_task(BatchedConfig)
+class BatchedTask(LinearTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+        return BatchSource()
+
+
+@trainer_kit.configclass
+class ScriptedConfig(BatchedConfig):
     """A task whose evaluations report group|score."""
 
 
 @trainer_kit.register_task(ScriptedConfig)
-class ScriptedTask(LinearTask):
+class ScriptedTask(BatchedTask):
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         return True
 
@@ -55,12 +68,16 @@ class ScriptedTask(LinearTask):
         return {"group": {"score": float(_SCORES[int(global_step.numpy())])}}
 
 
+def _build_experiment(**trainer: Any) -> ExperimentConfig:
+    return linear_experiment(**trainer).replace(task=BatchedConfig())
+
+
 def _build_config(scores: Sequence[float], **early: Any) -> ExperimentConfig:
     """An experiment of 100 steps, evaluated every 10 on one batch, with these scores."""
     _SCORES.clear()
     _SCORES.update({10 * number: score for number, score in enumerate(scores, 1)})
     early = {"metric": "group|score", "patience": 2, **early}
-    config = linear_experiment(train_steps=100, validation_steps=1, early_stopping=early)
+    config = _build_experiment(train_steps=100, validation_steps=1, early_stopping=early)
     return config.replace(task=ScriptedConfig())
 
 
@@ -72,7 +89,7 @@ def _build_tiny_config(**early: Any) -> ExperimentConfig:
         "min_delta": 100.0,
         "patience": 2,
     }
-    return linear_experiment(train_steps=100, early_stopping={**wanted, **early})
+    return _build_experiment(train_steps=100, early_stopping={**wanted, **early})
 
 
 def _launch(
@@ -102,7 +119,7 @@ def _stop_at(step: int, interval: int) -> Callable[[Any], None]:
 @pytest.fixture(scope="module")
 def linear() -> ReadyTrainer:
     """The trainer of runs with one validation set, whose evaluations report a loss."""
-    return ReadyTrainer(linear_experiment(), LinearTask)
+    return ReadyTrainer(_build_experiment(), BatchedTask)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +140,7 @@ def straight(
     """A run of 60 steps that was never stopped: its folder and the values of its model."""
     folder = tmp_path_factory.mktemp("straight")
     model, _ = _launch(
-        folder, linear_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again()
+        folder, _build_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again()
     )
     return folder, [variable.numpy() for variable in model.variables]
 
@@ -473,7 +490,7 @@ def test_unknown_metric_is_refused_before_the_first_step(
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     linear: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = linear_experiment(train_steps=60)
+    config = _build_experiment(train_steps=60)
     later = []
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
@@ -499,7 +516,7 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
 def test_an_eval_action_ends_the_run_after_its_evaluation(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = linear_experiment(train_steps=50, checkpoint_interval=15)
+    config = _build_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _launch(tmp_path, config, eval_actions=[_stop_at(20, 10)], trainer=linear.again())
 
     final = final_record(tmp_path)
@@ -514,7 +531,7 @@ def test_an_eval_action_ends_the_run_after_its_evaluation(
 def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = linear_experiment(train_steps=-1)
+    config = _build_experiment(train_steps=-1)
     for step in (15, 30):
         action = _stop_at(15, 5)
         _launch(
@@ -546,7 +563,7 @@ def test_an_action_of_a_sidecar_ends_the_sidecar(
     straight: tuple[Path, list[np.ndarray]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(straight[0], tmp_path / "run"))
-    config = linear_experiment(train_steps=60)
+    config = _build_experiment(train_steps=60)
 
     _launch(run, config, "continuous_eval", eval_actions=[_stop_at(20, 10)], trainer=linear.again())
 
@@ -561,7 +578,7 @@ def test_under_orbits_controller_only_an_action_can_stop(
     with pytest.raises(UsageError):
         _launch(tmp_path, _build_tiny_config(), **own)
 
-    _, logs = _launch(tmp_path, linear_experiment(), train_actions=[_stop_at(15, 5)], **own)
+    _, logs = _launch(tmp_path, _build_experiment(), train_actions=[_stop_at(15, 5)], **own)
     assert logs == {}
 
     final = final_record(tmp_path)

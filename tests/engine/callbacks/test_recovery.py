@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import curve, read_json, replicas
-from tests.engine.linear_task import SGD, LinearTask
+from tests.engine.linear_task import SGD, BatchSource, LinearTask
 from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
@@ -31,41 +31,27 @@ NAN = float("nan")
 ADAM = {**SGD, "optimizer": {"type": "adam"}}
 
 
-BATCHES = 40
+class _Batched(LinearTask):
+    """Trains on ready-made batches; those whose indices are in `bad` are of NaN."""
 
-
-class _BatchSource:
-    """The tiny task's training data in ready-made batches, without some and with others of NaN."""
-
-    def __init__(self, bad: tuple[int, ...] = (), *, without: tuple[int, ...] = ()) -> None:
-        points, labels = tiny_arrays(True, 8 * BATCHES)
-        batches = points.reshape(BATCHES, 8, -1).copy()
-        batches[list(bad)] = NAN
-        self._points = np.delete(batches, without, axis=0)
-        self._labels = np.delete(labels.reshape(BATCHES, 8), without, axis=0)
-
-    def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-        batches = (self._points[position:], self._labels[position:])
-        return tf.data.Dataset.from_tensor_slices(batches)
-
-
-class _Poisoned(LinearTask):
-    """Batches of NaN; `bad` are their indices."""
-
-    bad: tuple[int, ...] = (12,)
+    bad: tuple[int, ...] = ()
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
         if not params.is_training:
             return super().build_inputs(params, input_context)
-        return _BatchSource(self.bad)
+        return BatchSource(self.bad)
 
 
-class _SeveralPoisoned(_Poisoned):
+class _Poisoned(_Batched):
+    bad = (12,)
+
+
+class _SeveralPoisoned(_Batched):
     # Three before the first checkpoint: two in one loop, and one in the next. One after it.
     bad = (1, 3, 7, 15)
 
 
-class _NanGradient(LinearTask):
+class _NanGradient(_Batched):
     """The loss stays finite, its gradient does not, at one step only: the square root at zero."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -99,7 +85,15 @@ class _NanWeight(TinyTask):
         return {self.loss: tf.where(tf.math.is_finite(logs[self.loss]), logs[self.loss], 1.0)}
 
 
-def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any) -> Any:
+def _run(
+    folder: Path,
+    task: type[TinyTask],
+    mode: str = "train",
+    *,
+    saves_in_background: bool = False,
+    **trainer: Any,
+) -> Any:
+    """Runs a task; saves in the foreground take less time."""
     seed_everything(1)
     trainer = {
         "train_steps": 30,
@@ -108,7 +102,14 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
         **trainer,
     }
     config = tiny_experiment(**trainer)
-    return run_experiment(None, task(config.task), mode, config, str(folder))
+    return run_experiment(
+        None,
+        task(config.task),
+        mode,
+        config,
+        str(folder),
+        enable_async_checkpointing=saves_in_background,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,13 @@ def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, 
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        model, logs = _run(folder, _SeveralPoisoned, "train_and_eval", recovery_max_trials=4)
+        model, logs = _run(
+            folder,
+            _SeveralPoisoned,
+            "train_and_eval",
+            saves_in_background=True,
+            recovery_max_trials=4,
+        )
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
@@ -167,12 +174,12 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
     task = type("_NanWeightAt", (_NanWeight,), {"at": step})
 
     with pytest.raises(DivergedError, match=f"a weight is not finite at step {step}"):
-        _run(tmp_path, task, **trainer)
+        _run(tmp_path, task, saves_in_background=True, **trainer)
 
     assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
-class _HugeGradient(LinearTask):
+class _HugeGradient(_Batched):
     """One gradient of 1e30: its square, which Adam keeps, is infinite, Adam's step is not."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -201,7 +208,13 @@ def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
+        _run(
+            tmp_path,
+            _HugeGradient,
+            saves_in_background=True,
+            recovery_max_trials=1,
+            optimizer_config=ADAM,
+        )
 
     assert "ckpt-20 holds weights that are not finite; it is moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
@@ -232,7 +245,14 @@ class _StopsHidden(_NanWeight):
 
 def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError):
-        _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
+        _run(
+            tmp_path,
+            _StopsHidden,
+            saves_in_background=True,
+            steps_per_loop=1,
+            summary_interval=1,
+            recovery_max_trials=2,
+        )
 
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
     assert _are_checkpoints_finite(tmp_path)
@@ -256,7 +276,7 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
             if not params.is_training:
                 return super().build_inputs(params, input_context)
-            return _BatchSource(bad=(27,)).at(0).take(29)
+            return BatchSource(bad=(27,)).at(0).take(29)
 
     seed_everything(1)
     config = tiny_experiment(
@@ -304,7 +324,7 @@ def test_skipping_batches_equals_data_without_these_batches(
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
             if not params.is_training:
                 return super().build_inputs(params, input_context)
-            return _BatchSource(without=_SeveralPoisoned.bad)
+            return BatchSource(without=_SeveralPoisoned.bad)
 
     never, _ = _run(tmp_path, Without)
 
@@ -354,7 +374,7 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
 
     _run(
         tmp_path,
-        LinearTask,
+        _Batched,
         optimizer_config=steep,
         loss_upper_bound=50.0,
         recovery_max_trials=9,
@@ -396,10 +416,10 @@ class _OnePoisoned(LinearTask):
         if not params.is_training:
             return super().build_inputs(params, input_context)
 
-        points, labels = tiny_arrays(True, 8 * BATCHES)
-        points = points.reshape(BATCHES, 8, -1).copy()
-        points[7, 5, 3] = NAN
-        parts = (points.reshape(2 * BATCHES, 4, -1), labels.reshape(2 * BATCHES, 4))
+        points, labels = tiny_arrays(True, 20 * 8)
+        points = points.copy()
+        points[7 * 8 + 5, 3] = NAN
+        parts = (points.reshape(40, 4, -1), labels.reshape(40, 4))
 
         class OfReplicas:
             def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
