@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import trainer_kit
 from tests.builders import assert_all_close, evaluated_steps, final_record
-from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.engine.linear_task import BatchSource, LinearConfig, LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping, compute_metric_progress
@@ -40,12 +40,25 @@ class _Stopping:
 
 
 @trainer_kit.configclass
-class ScriptedConfig(LinearConfig):
+class BatchedConfig(LinearConfig):
+    """The linear task on ready-made batches."""
+
+
+@trainer_kit.register_task(BatchedConfig)
+class BatchedTask(LinearTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+        return BatchSource()
+
+
+@trainer_kit.configclass
+class ScriptedConfig(BatchedConfig):
     """A task whose evaluations report group|score."""
 
 
 @trainer_kit.register_task(ScriptedConfig)
-class ScriptedTask(LinearTask):
+class ScriptedTask(BatchedTask):
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         return True
 
@@ -55,12 +68,16 @@ class ScriptedTask(LinearTask):
         return {"group": {"score": float(_SCORES[int(global_step.numpy())])}}
 
 
+def _build_experiment(**trainer: Any) -> ExperimentConfig:
+    return linear_experiment(**trainer).replace(task=BatchedConfig())
+
+
 def _build_config(scores: Sequence[float], **early: Any) -> ExperimentConfig:
     """An experiment of 100 steps, evaluated every 10 on one batch, with these scores."""
     _SCORES.clear()
     _SCORES.update({10 * number: score for number, score in enumerate(scores, 1)})
     early = {"metric": "group|score", "patience": 2, **early}
-    config = linear_experiment(train_steps=100, validation_steps=1, early_stopping=early)
+    config = _build_experiment(train_steps=100, validation_steps=1, early_stopping=early)
     return config.replace(task=ScriptedConfig())
 
 
@@ -72,13 +89,14 @@ def _build_tiny_config(**early: Any) -> ExperimentConfig:
         "min_delta": 100.0,
         "patience": 2,
     }
-    return linear_experiment(train_steps=100, early_stopping={**wanted, **early})
+    return _build_experiment(train_steps=100, early_stopping={**wanted, **early})
 
 
 def _launch(
     folder: Path, config: ExperimentConfig, mode: str = "train_and_eval", **arguments: Any
 ) -> Any:
-    return launch(config, mode, str(folder), **arguments)
+    # Saves in the foreground take less time in a run this short.
+    return launch(config, mode, str(folder), enable_async_checkpointing=False, **arguments)
 
 
 def _find_newest(folder: Path) -> int:
@@ -101,7 +119,7 @@ def _stop_at(step: int, interval: int) -> Callable[[Any], None]:
 @pytest.fixture(scope="module")
 def linear() -> ReadyTrainer:
     """The trainer of runs with one validation set, whose evaluations report a loss."""
-    return ReadyTrainer(linear_experiment(), LinearTask)
+    return ReadyTrainer(_build_experiment(), BatchedTask)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +140,7 @@ def straight(
     """A run of 60 steps that was never stopped: its folder and the values of its model."""
     folder = tmp_path_factory.mktemp("straight")
     model, _ = _launch(
-        folder, linear_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again()
+        folder, _build_experiment(train_steps=60, max_to_keep=6), "train", trainer=linear.again()
     )
     return folder, [variable.numpy() for variable in model.variables]
 
@@ -346,21 +364,6 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
     )
 
 
-def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
-    config = _build_two_set_config("rare|group|score", patience=2).replace(
-        trainer={"validation_sets": {"rare": {"interval": 20}}}
-    )
-    _SCORES.update(zip(range(10, 61, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2], strict=True))
-
-    _launch(tmp_path, config)
-
-    assert final_record(tmp_path)["stopped"].startswith(
-        "rare|group|score has not improved on 0.4 of step 20"
-    )
-    assert _find_newest(tmp_path) == 60
-    assert sorted(evaluated_steps(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
-
-
 def _build_two_set_config(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
     """Two validation sets, every 10 and every 40 steps, whose scores never improve."""
     config = _build_config([0.9] * 12, metric=metric, **early)
@@ -369,6 +372,21 @@ def _build_two_set_config(metric: str = "often|group|score", **early: Any) -> Ex
     return config.replace(
         task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets}
     )
+
+
+def test_only_the_validation_set_of_the_metric_decides(
+    of_two_sets: ReadyTrainer, tmp_path: Path
+) -> None:
+    config = _build_two_set_config("rare|group|score", patience=1)
+    _SCORES.update(zip(range(10, 81, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2, 0.6, 0.1], strict=True))
+
+    _launch(tmp_path, config, trainer=of_two_sets.again())
+
+    assert final_record(tmp_path)["stopped"].startswith(
+        "rare|group|score has not improved on 0.3 of step 40"
+    )
+    assert _find_newest(tmp_path) == 80
+    assert sorted(evaluated_steps(tmp_path)) == [10, 20, 30, 40, 40, 50, 60, 70, 80, 80]
 
 
 def test_a_stop_at_one_set_also_evaluates_the_others(
@@ -389,18 +407,13 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
     ]
     assert [line["step"] for line in reported] == [10, 20]
 
-
-def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
-    of_two_sets: ReadyTrainer, tmp_path: Path
-) -> None:
-    config = _build_two_set_config(patience=9).replace(trainer={"train_steps": 60})
-    _launch(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
+    # As if it had been killed before the evaluation of "rare", which was not due at step 20.
     (tmp_path / "final.json").unlink()
-    lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
-    # Of "rare" at step 20 nothing is on record.
-    (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))
+    ledger = tmp_path / "evals/validation.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:2]))
 
-    _launch(tmp_path, _build_two_set_config(patience=1), trainer=of_two_sets.again())
+    _launch(tmp_path, config, trainer=of_two_sets.again())
 
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}
     assert final_record(tmp_path)["step"] == 20
@@ -474,24 +487,16 @@ def test_unknown_metric_is_refused_before_the_first_step(
 # ---- actions that stop
 
 
-@pytest.mark.parametrize(
-    ("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])]
-)
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
-    linear: ReadyTrainer,
-    tmp_path: Path,
-    mode: str,
-    evaluated: list[int],
-    caplog: pytest.LogCaptureFixture,
+    linear: ReadyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = linear_experiment(train_steps=60)
+    config = _build_experiment(train_steps=60)
     later = []
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, logs = _launch(
             tmp_path,
             config,
-            mode,
             train_actions=[_stop_at(15, 5), later.append],
             trainer=linear.again(),
         )
@@ -505,13 +510,13 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert _find_newest(tmp_path) == 15
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
     assert logs
-    assert evaluated_steps(tmp_path) == evaluated
+    assert evaluated_steps(tmp_path) == [10, 15]
 
 
 def test_an_eval_action_ends_the_run_after_its_evaluation(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = linear_experiment(train_steps=50, checkpoint_interval=15)
+    config = _build_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _launch(tmp_path, config, eval_actions=[_stop_at(20, 10)], trainer=linear.again())
 
     final = final_record(tmp_path)
@@ -526,13 +531,22 @@ def test_an_eval_action_ends_the_run_after_its_evaluation(
 def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = linear_experiment(train_steps=-1)
+    config = _build_experiment(train_steps=-1)
     for step in (15, 30):
-        _launch(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
+        action = _stop_at(15, 5)
+        _launch(
+            tmp_path,
+            config,
+            "train_and_post_eval",
+            train_actions=[action],
+            trainer=linear.again(),
+        )
         final = final_record(tmp_path)
         assert final["step"] == step
         assert final["stopped"] == "enough at 15"
         assert _find_newest(tmp_path) == step
+
+    assert evaluated_steps(tmp_path) == [15, 30]
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(
@@ -549,7 +563,7 @@ def test_an_action_of_a_sidecar_ends_the_sidecar(
     straight: tuple[Path, list[np.ndarray]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(straight[0], tmp_path / "run"))
-    config = linear_experiment(train_steps=60)
+    config = _build_experiment(train_steps=60)
 
     _launch(run, config, "continuous_eval", eval_actions=[_stop_at(20, 10)], trainer=linear.again())
 
@@ -564,7 +578,7 @@ def test_under_orbits_controller_only_an_action_can_stop(
     with pytest.raises(UsageError):
         _launch(tmp_path, _build_tiny_config(), **own)
 
-    _, logs = _launch(tmp_path, linear_experiment(), train_actions=[_stop_at(15, 5)], **own)
+    _, logs = _launch(tmp_path, _build_experiment(), train_actions=[_stop_at(15, 5)], **own)
     assert logs == {}
 
     final = final_record(tmp_path)

@@ -69,7 +69,15 @@ def _run(
     strategy = replicas(count)
     with strategy.scope():
         task = PictureTask(config.task)
-    run_experiment(strategy, task, mode, config, str(folder), callbacks=list(callbacks))
+    run_experiment(
+        strategy,
+        task,
+        mode,
+        config,
+        str(folder),
+        callbacks=list(callbacks),
+        enable_async_checkpointing=False,
+    )
 
 
 def _read_events(folder: Path) -> EventAccumulator:

@@ -17,12 +17,11 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import curve, read_json, replicas
-from tests.engine.linear_task import SGD, LinearTask
+from tests.engine.linear_task import SGD, BatchSource, LinearTask
 from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
 from trainer_kit.errors import DivergedError, PreemptedError
-from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.telemetry.metrics_jsonl import read_active_history
@@ -32,33 +31,27 @@ NAN = float("nan")
 ADAM = {**SGD, "optimizer": {"type": "adam"}}
 
 
-class _PoisonedSource:
-    """The tiny task's data with some batches of NaN."""
+class _Batched(LinearTask):
+    """Trains on ready-made batches; those whose indices are in `bad` are of NaN."""
 
-    def __init__(self, source: ArraySource, bad: tuple[int, ...]) -> None:
-        self._source = source
-        self._bad = bad
-
-    def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-        def poison(index: tf.Tensor, batch: Any) -> Any:
-            points, labels = batch
-            is_bad = tf.reduce_any(tf.equal(index + position, self._bad))
-            return tf.where(is_bad, NAN * points, points), labels
-
-        return self._source.at(position, input_context).enumerate().map(poison)
-
-
-class _Poisoned(LinearTask):
-    """Batches of NaN; `bad` are their indices."""
-
-    bad: tuple[int, ...] = (12,)
+    bad: tuple[int, ...] = ()
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-        source = super().build_inputs(params, input_context)
-        return _PoisonedSource(source, self.bad) if params.is_training else source
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+        return BatchSource(self.bad)
 
 
-class _NanGradient(LinearTask):
+class _Poisoned(_Batched):
+    bad = (12,)
+
+
+class _SeveralPoisoned(_Batched):
+    # Three before the first checkpoint: two in one loop, and one in the next. One after it.
+    bad = (1, 3, 7, 15)
+
+
+class _NanGradient(_Batched):
     """The loss stays finite, its gradient does not, at one step only: the square root at zero."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -92,7 +85,15 @@ class _NanWeight(TinyTask):
         return {self.loss: tf.where(tf.math.is_finite(logs[self.loss]), logs[self.loss], 1.0)}
 
 
-def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any) -> Any:
+def _run(
+    folder: Path,
+    task: type[TinyTask],
+    mode: str = "train",
+    *,
+    saves_in_background: bool = False,
+    **trainer: Any,
+) -> Any:
+    """Runs a task; saves in the foreground take less time."""
     seed_everything(1)
     trainer = {
         "train_steps": 30,
@@ -101,12 +102,19 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
         **trainer,
     }
     config = tiny_experiment(**trainer)
-    return run_experiment(None, task(config.task), mode, config, str(folder))
+    return run_experiment(
+        None,
+        task(config.task),
+        mode,
+        config,
+        str(folder),
+        enable_async_checkpointing=saves_in_background,
+    )
 
 
 @pytest.fixture(scope="module")
 def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
-    """A run that left out a batch of NaN: its folder, model, last metrics and log."""
+    """A run that left out its batches of NaN: its folder, model, last metrics and log."""
     folder = tmp_path_factory.mktemp("recovered")
     told = io.StringIO()
     log = logging.getLogger("trainer_kit")
@@ -115,7 +123,13 @@ def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, 
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        model, logs = _run(folder, _Poisoned, "train_and_eval", recovery_max_trials=2)
+        model, logs = _run(
+            folder,
+            _SeveralPoisoned,
+            "train_and_eval",
+            saves_in_background=True,
+            recovery_max_trials=4,
+        )
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
@@ -160,26 +174,12 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
     task = type("_NanWeightAt", (_NanWeight,), {"at": step})
 
     with pytest.raises(DivergedError, match=f"a weight is not finite at step {step}"):
-        _run(tmp_path, task, **trainer)
+        _run(tmp_path, task, saves_in_background=True, **trainer)
 
     assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
-def test_all_bad_batches_between_checkpoints_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Several(_Poisoned):
-        bad = (1, 3, 7)  # before the first checkpoint; some in one loop, and one in the next
-
-    with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
-
-    assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
-    assert all(f"batch {batch}, of step" in caplog.text for batch in Several.bad)
-    assert _are_checkpoints_finite(tmp_path)
-
-
-class _HugeGradient(LinearTask):
+class _HugeGradient(_Batched):
     """One gradient of 1e30: its square, which Adam keeps, is infinite, Adam's step is not."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -208,7 +208,13 @@ def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
+        _run(
+            tmp_path,
+            _HugeGradient,
+            saves_in_background=True,
+            recovery_max_trials=1,
+            optimizer_config=ADAM,
+        )
 
     assert "ckpt-20 holds weights that are not finite; it is moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
@@ -239,7 +245,14 @@ class _StopsHidden(_NanWeight):
 
 def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError):
-        _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
+        _run(
+            tmp_path,
+            _StopsHidden,
+            saves_in_background=True,
+            steps_per_loop=1,
+            summary_interval=1,
+            recovery_max_trials=2,
+        )
 
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
     assert _are_checkpoints_finite(tmp_path)
@@ -260,11 +273,10 @@ def test_a_divergence_without_a_report_is_still_a_divergence(
 
 def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     class Ends(_Poisoned):
-        bad = (27,)
-
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-            source = super().build_inputs(params, input_context)
-            return source.at(0).take(29) if params.is_training else source
+            if not params.is_training:
+                return super().build_inputs(params, input_context)
+            return BatchSource(bad=(27,)).at(0).take(29)
 
     seed_everything(1)
     config = tiny_experiment(
@@ -276,14 +288,16 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
-def test_the_batch_that_poisons_is_found_and_left_out(
+def test_all_batches_that_poison_are_found_and_left_out(
     recovered_run: tuple[Path, Any, Any, str],
 ) -> None:
     folder, _, logs, told = recovered_run
 
-    assert "the run returns to step 10 (trial 1 of 2)" in told
-    assert "trial 2 of 2" not in told
-    assert "batch 12, of step 13, is left out" in told
+    # To the initial weights, and later to a checkpoint.
+    assert "the run returns to step 0 (trial 1 of 4)" in told
+    assert "the run returns to step 10 (trial 4 of 4)" in told
+    assert all(f"batch {batch}, of step" in told for batch in _SeveralPoisoned.bad)
+    assert "batch 15, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"])
     assert _are_checkpoints_finite(folder)
 
@@ -303,20 +317,14 @@ def test_the_batch_that_poisons_is_found_and_left_out(
     )
 
 
-def test_skipping_a_batch_equals_data_without_that_batch(
+def test_skipping_batches_equals_data_without_these_batches(
     recovered_run: tuple[Path, Any, Any, str], tmp_path: Path
 ) -> None:
     class Without(LinearTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-            source = super().build_inputs(params, input_context)
             if not params.is_training:
-                return source
-
-            class Skipping:
-                def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-                    return source.at(0).take(12).concatenate(source.at(13)).skip(position)
-
-            return Skipping()
+                return super().build_inputs(params, input_context)
+            return BatchSource(without=_SeveralPoisoned.bad)
 
     never, _ = _run(tmp_path, Without)
 
@@ -366,7 +374,7 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
 
     _run(
         tmp_path,
-        LinearTask,
+        _Batched,
         optimizer_config=steep,
         loss_upper_bound=50.0,
         recovery_max_trials=9,
@@ -398,42 +406,41 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
     assert "trainer.train_steps=13" in bundle["command"]
     assert "ckpt-10" in bundle["command"]
+    assert bundle["examples_not_finite"] == list(range(8))
 
 
 class _OnePoisoned(LinearTask):
-    """One example of the training data, number 42 of 64, holds NaN."""
+    """One example of the training data holds NaN, in the part of the second of two replicas."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
-        points, labels = (array[:64].copy() for array in tiny_arrays(bool(params.is_training)))
-        points[42, 3] = NAN if params.is_training else 0.0
-        return ArraySource((points, labels), params)
+        if not params.is_training:
+            return super().build_inputs(params, input_context)
+
+        points, labels = tiny_arrays(True, 20 * 8)
+        points = points.copy()
+        points[7 * 8 + 5, 3] = NAN
+        parts = (points.reshape(40, 4, -1), labels.reshape(40, 4))
+
+        class OfReplicas:
+            def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
+                return tf.data.Dataset.from_tensor_slices(parts).skip(2 * position)
+
+        return OfReplicas()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
-    count: int, tmp_path: Path
-) -> None:
-    strategy = replicas(count)
-    config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
+def test_an_example_that_is_not_finite_is_named_and_not_the_rate(tmp_path: Path) -> None:
+    strategy = replicas(2)
+    config = tiny_experiment(optimizer_config=SGD, checkpoint_interval=5)
     with strategy.scope():
         task = _OnePoisoned(config.task)
 
     with pytest.raises(DivergedError) as error:
         run_experiment(strategy, task, "train", config, str(tmp_path))
 
-    train_data = config.task.train_data
-    points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
-    place = int(np.argwhere(np.isnan(points))[0, 0])
-    size = train_data.global_batch_size
-    advice = (
-        f"values of example {place % size} in batch {place // size} are not finite: repair the data"
-    )
-
+    advice = "values of example 5 in batch 7 are not finite: repair the data"
     assert advice in str(error.value)
     assert "learning rate" not in str(error.value)
-
-    (report,) = (tmp_path / "diverged").glob("step-*.json")
-    assert read_json(report)["examples_not_finite"] == [place % size]
+    assert read_json(tmp_path / "diverged" / "step-8.json")["examples_not_finite"] == [5]
 
 
 def test_a_checkpoint_of_bad_weights_is_moved_aside(

@@ -45,7 +45,14 @@ def _run(
 ) -> list[tuple[int, dict[str, float]]]:
     config = linear_experiment(train_steps=train_steps)
     callbacks = [Hand(*hand), SetFromFile()]
-    launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
+    launch(
+        config,
+        "train",
+        str(folder),
+        callbacks=callbacks,
+        trainer=ready.again(),
+        enable_async_checkpointing=False,
+    )
     lines = [
         line for line in read_active_history(folder / "metrics.jsonl") if line["kind"] == "change"
     ]
@@ -95,7 +102,14 @@ def test_steps_that_are_repeated_write_each_change_once(
     hand = Hand({15: "learning_rate_factor: 0.5"}, (15, 10))
     callbacks = [hand, SetAtSteps("learning_rate", [[10, 1e-3]]), SetFromFile()]
 
-    launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks, trainer=ready.again())
+    launch(
+        linear_experiment(),
+        "train",
+        str(tmp_path),
+        callbacks=callbacks,
+        trainer=ready.again(),
+        enable_async_checkpointing=False,
+    )
     lines = [
         line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"
     ]

@@ -34,7 +34,15 @@ def _train_weights(
     config = linear_experiment(optimizer_config=sgd, train_steps=15, **trainer)
     with strategy.scope():
         task = LinearTask(config.task)
-    model, _ = run_experiment(strategy, task, "train", config, str(folder), callbacks=callbacks)
+    model, _ = run_experiment(
+        strategy,
+        task,
+        "train",
+        config,
+        str(folder),
+        callbacks=callbacks,
+        enable_async_checkpointing=False,
+    )
     return [variable.numpy() for variable in model.trainable_variables]
 
 

@@ -57,6 +57,7 @@ def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_
             str(tmp_path),
             callbacks=[webhook],
             trainer=ready.again(),
+            enable_async_checkpointing=False,
         )
 
     assert first.told == [("finished", read_json(tmp_path / "final.json"))]
@@ -72,6 +73,7 @@ def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path:
             "train",
             str(tmp_path / "preempted"),
             callbacks=[webhook, _Ends(fails=False)],
+            enable_async_checkpointing=False,
         )
 
     assert webhook.told == []
@@ -81,7 +83,12 @@ def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path:
 
     with pytest.raises(RuntimeError):
         launch(
-            config, "train", str(tmp_path / "failed"), callbacks=callbacks, trainer=ready.again()
+            config,
+            "train",
+            str(tmp_path / "failed"),
+            callbacks=callbacks,
+            trainer=ready.again(),
+            enable_async_checkpointing=False,
         )
 
     ((status, record),) = webhook.told

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import json_lines, read_json
-from tests.engine.linear_task import linear_experiment
+from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -36,10 +37,16 @@ def _run(
 
 
 @pytest.fixture(scope="module")
-def once_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ready() -> ReadyTrainer:
+    """The trainer of the runs that are evaluated, and of sidecars that keep no best checkpoint."""
+    return ReadyTrainer(_CONFIG, LinearTask)
+
+
+@pytest.fixture(scope="module")
+def once_trained(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
     """A run of 40 steps, saved at each tenth and not evaluated; all checkpoints are there."""
     folder = tmp_path_factory.mktemp("sidecar") / "run"
-    _run(folder, config=_CONFIG)
+    _run(folder, config=_CONFIG, trainer=ready.again())
     return folder
 
 
@@ -81,12 +88,15 @@ def test_continuous_eval_scores_all_and_ends_with_the_run(
     assert not (folder / "best_ckpt").exists()
 
 
-def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> None:
+def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(
+    ready: ReadyTrainer, run: Path
+) -> None:
     """And while it reads a checkpoint, the run rotates none away that it has not read yet."""
 
     def train_on(logs: Any) -> None:
         if not (run / "ckpt-60.index").exists():
-            _run(run, config=_CONFIG.replace(trainer={"train_steps": 60, "max_to_keep": 1}))
+            config = _CONFIG.replace(trainer={"train_steps": 60, "max_to_keep": 1})
+            _run(run, config=config, trainer=ready.again())
 
     (run / "final.json").unlink()
     params = (run / "params.yaml").read_text()
@@ -129,14 +139,12 @@ def test_a_sidecar_with_other_data_evaluates_all_again(evaluated_run: Path) -> N
 
 
 def test_the_newest_only_is_evaluated_when_the_config_says_so(
-    run: Path, caplog: pytest.LogCaptureFixture
+    ready: ReadyTrainer, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    config = _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}})
+
     with caplog.at_level(logging.INFO):
-        _run(
-            run,
-            "continuous_eval",
-            _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}),
-        )
+        _run(run, "continuous_eval", config, trainer=ready.again())
 
     assert _read_ledger(run) == [(40, "ckpt-40")]
     assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text

@@ -14,6 +14,7 @@ import tensorflow as tf
 import trainer_kit
 from tests.builders import final_record, read_json, replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import PreemptedError, UsageError
 from trainer_kit.run.launcher import launch
@@ -47,8 +48,17 @@ class EndRun(Callback):
             run.stop("no longer improved")
 
 
-def test_a_run_exports_its_best_weights_once(tmp_path: Path) -> None:
-    launch(EXPORTED, "train_and_eval", str(tmp_path), experiment=NAME)
+@pytest.fixture(scope="module")
+def ready() -> ReadyTrainer:
+    return ReadyTrainer(EXPORTED, LinearTask)
+
+
+def test_a_run_exports_its_best_weights_once(ready: ReadyTrainer, tmp_path: Path) -> None:
+    def start() -> None:
+        trainer = ready.again(tmp_path)
+        launch(EXPORTED, "train_and_eval", str(tmp_path), experiment=NAME, trainer=trainer)
+
+    start()
 
     best_step = read_json(tmp_path / "best_ckpt" / "info.json")["step"]
     folder = tmp_path / "export" / str(best_step)
@@ -63,24 +73,21 @@ def test_a_run_exports_its_best_weights_once(tmp_path: Path) -> None:
 
     # A second start exports nothing, unless the export is missing, as after a kill.
     (folder / "README.md").write_text("mine")
-    launch(EXPORTED, "train_and_eval", str(tmp_path), experiment=NAME)
+    start()
     assert (folder / "README.md").read_text() == "mine"
     folder.rename(tmp_path / "moved")
-    launch(EXPORTED, "train_and_eval", str(tmp_path), experiment=NAME)
+    start()
     assert os.listdir(tmp_path / "export") == ["10"]
 
 
-def test_without_a_best_the_latest_weights_are_exported(tmp_path: Path) -> None:
-    launch(EXPORTED, "train", str(tmp_path), experiment=NAME)
-
-    assert os.listdir(tmp_path / "export") == ["20"]
-
-
-def test_an_early_end_is_exported_and_a_preempted_run_is_not(tmp_path: Path) -> None:
+def test_an_early_end_is_exported_and_a_preempted_run_is_not(
+    ready: ReadyTrainer, tmp_path: Path
+) -> None:
     early = tmp_path / "early"
     preempted = tmp_path / "preempted"
+    ends_early: dict[str, Any] = {"callbacks": [EndRun(False)], "trainer": ready.again()}
 
-    launch(EXPORTED, "train", str(early), experiment=NAME, callbacks=[EndRun(False)])
+    launch(EXPORTED, "train", str(early), experiment=NAME, **ends_early)
     with pytest.raises(PreemptedError):
         launch(EXPORTED, "train", str(preempted), experiment=NAME, callbacks=[EndRun(True)])
 
@@ -98,6 +105,8 @@ def test_two_replicas_in_bfloat16_are_exported_and_go_on(tmp_path: Path) -> None
         model, _ = run_experiment(strategy, task, "train", config, str(tmp_path), experiment=NAME)
         policy = keras.config.dtype_policy().name
 
+    # Without a best, the latest weights.
+    assert os.listdir(tmp_path / "export") == ["20"]
     record = read_json(tmp_path / "export" / "20" / "export.json")
     assert record["formats"]["saved_model"]["class_agreement"] == 1.0
     assert policy == "mixed_bfloat16"
@@ -105,19 +114,19 @@ def test_two_replicas_in_bfloat16_are_exported_and_go_on(tmp_path: Path) -> None
 
 
 def test_a_format_that_cannot_be_written_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ready: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LinearTask, "postprocess", lambda self, outputs: outputs)
     config = EXPORTED.replace(trainer={"export": ["keras", "saved_model"]})
 
     with pytest.raises(UsageError, match=r"the run is complete, but trainer\.export: keras: the"):
-        launch(config, "train", str(tmp_path), experiment=NAME)
+        launch(config, "train", str(tmp_path), experiment=NAME, trainer=ready.again())
 
     assert final_record(tmp_path)["step"] == 20
     assert (tmp_path / "export" / "20" / "saved_model.pb").exists()
     # A start that has nothing to do says again what is missing.
     with pytest.raises(UsageError, match=r"export/20 has no keras; remove it to export again"):
-        launch(config, "train", str(tmp_path), experiment=NAME)
+        launch(config, "train", str(tmp_path), experiment=NAME, trainer=ready.again())
 
 
 def test_the_config_names_the_formats_that_exist() -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import trainer_kit
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
@@ -70,6 +71,11 @@ class _WithoutTask(TaskConfig):
     pass
 
 
+@pytest.fixture(scope="module")
+def linear() -> ReadyTrainer:
+    return ReadyTrainer(linear_experiment(), LinearTask)
+
+
 def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
     _story.clear()
     config = linear_experiment(train_steps=5).replace(
@@ -108,8 +114,9 @@ def test_a_run_without_an_optimizer_records_adam_and_resumes(
         trainer={"optimizer_config": {"optimizer": None, "learning_rate": None}}
     )
 
-    launch(config, "train", str(tmp_path / "run"))
-    launch(config.replace(trainer={"train_steps": 30}), "train", str(tmp_path / "run"))
+    for steps in (20, 30):
+        longer = config.replace(trainer={"train_steps": steps})
+        launch(longer, "train", str(tmp_path / "run"), enable_async_checkpointing=False)
 
     params = yaml_loader.parse((tmp_path / "run/params.yaml").read_text(), "params.yaml").values
     optimization = params["trainer"]["optimizer_config"]
@@ -176,7 +183,7 @@ def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
     assert prepare_runtime(config).num_replicas_in_sync == 1
 
 
-def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
+def test_a_run_in_a_second_thread_is_refused(linear: ReadyTrainer, tmp_path: Path) -> None:
     config = linear_experiment(train_steps=5)
     other = str(tmp_path / "other")
     refused = []
@@ -200,7 +207,8 @@ def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
                 thread.start()
                 thread.join()
 
-    launch(config, "train", str(tmp_path / "run"), callbacks=[StartsOthers()])
+    folder = str(tmp_path / "run")
+    launch(config, "train", folder, callbacks=[StartsOthers()], trainer=linear.again())
 
     assert [text.partition(";")[0] for text in refused] == [
         "another thread of this process runs an experiment"
@@ -208,7 +216,8 @@ def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "run/final.json").exists()
     assert not (tmp_path / "other").exists()
 
-    launch(config, "train", other)  # afterwards there is nothing to wait for
+    # Afterwards there is nothing to wait for.
+    launch(config, "train", other, trainer=linear.again())
 
 
 @pytest.mark.parametrize("task_type", ["evaluator", "ps"])
@@ -233,12 +242,12 @@ def test_only_chief_and_workers_train(
 
 
 def test_a_sidecar_with_the_config_of_a_worker_works_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    linear: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     config = linear_experiment(train_steps=5)
     folder = str(tmp_path)
-    launch(config, "train", folder)
+    launch(config, "train", folder, trainer=linear.again())
     workers = {
         "distribution_strategy": "multi_worker_mirrored",
         "worker_hosts": "a:1,b:1",
@@ -247,4 +256,5 @@ def test_a_sidecar_with_the_config_of_a_worker_works_alone(
 
     _, logs = launch(config.replace(runtime=workers), "continuous_eval", folder)
 
-    assert logs["accuracy"] == launch(config, "eval", folder)[1]["accuracy"]
+    _, alone = launch(config, "eval", folder, trainer=linear.again())
+    assert logs["accuracy"] == alone["accuracy"]

@@ -57,6 +57,8 @@ _EVALUATED = linear_experiment(train_steps=60, checkpoint_interval=20, **_BEST)
 def _run(
     folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any
 ) -> Any:
+    """Launches a run. It saves in the foreground, which takes less time, unless a test asks."""
+    arguments = {"enable_async_checkpointing": False, **arguments}
     return launch(config or linear_experiment(), mode, str(folder), **arguments)
 
 
@@ -86,7 +88,7 @@ def of_trained() -> ReadyTrainer:
 @pytest.fixture(scope="module")
 def once_trained(tmp_path_factory: pytest.TempPathFactory, of_trained: ReadyTrainer) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    _run(folder, config=_TRAINED, trainer=of_trained.again())
+    launch(_TRAINED, "train", str(folder), trainer=of_trained.again())
     return folder
 
 
@@ -104,7 +106,7 @@ def of_evaluated() -> ReadyTrainer:
 @pytest.fixture(scope="module")
 def once_evaluated(tmp_path_factory: pytest.TempPathFactory, of_evaluated: ReadyTrainer) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
-    _run(folder, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(folder))
+    launch(_EVALUATED, "train_and_eval", str(folder), trainer=of_evaluated.again(folder))
     return folder
 
 
@@ -134,7 +136,7 @@ def test_train_saves_records_and_reports_its_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="trainer_kit")
-    model, logs = _run(tmp_path, config=linear_experiment(train_steps=13))
+    model, logs = launch(linear_experiment(train_steps=13), "train", str(tmp_path))
 
     assert logs == {}
     # At the interval, and at the end off the interval.
@@ -159,11 +161,14 @@ def test_train_saves_records_and_reports_its_time(
     assert model.count_params() == 27
 
 
-def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) -> None:
-    config = linear_experiment(
-        train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST
-    )
-    _, logs = _run(tmp_path, "train_and_eval", config)
+def test_train_and_eval_evaluates_at_intervals_and_at_the_end(
+    of_evaluated: ReadyTrainer, tmp_path: Path
+) -> None:
+    steps = {"train_steps": 10, "validation_interval": 4}
+    config = _EVALUATED.replace(trainer={**steps, "steps_per_loop": 4, "summary_interval": 4})
+    trainer = of_evaluated.again(tmp_path)
+
+    _, logs = _run(tmp_path, "train_and_eval", config, trainer=trainer)
 
     assert _list_steps(tmp_path, "validation") == [4, 8, 10]
     assert _read_tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
@@ -184,14 +189,17 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
 ) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
-    resumed, _ = _run(trained_run, config=config)
+    resumed, _ = launch(config, "train", str(trained_run))
 
     assert_all_close(_read_weights(resumed), _read_weights(straight))
     assert _list_steps(trained_run, "train")[-1] == 30
 
 
-def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_path: Path) -> None:
-    _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
+def test_profiled_steps_are_traced_and_add_two_reports(
+    of_trained: ReadyTrainer, once_trained: Path, tmp_path: Path
+) -> None:
+    # Over the ends of two loops.
+    _run(tmp_path, config=_TRAINED, profile="4:11", trainer=of_trained.again())
 
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
     assert _list_steps(tmp_path, "train") == sorted({*_list_steps(once_trained, "train"), 3, 11})
@@ -257,12 +265,7 @@ def test_eval_scores_the_checkpoint_that_it_is_told_to(
     losses = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
     best = read_json(evaluated_run / "best_ckpt" / "info.json")
 
-    for which, step in (
-        ("latest", 60),
-        ("20", 20),
-        (str(evaluated_run / "ckpt-40"), 40),
-        ("best", best["step"]),
-    ):
+    for which, step in ((str(evaluated_run / "ckpt-40"), 40), ("best", best["step"])):
         _, logs = _run(evaluated_run, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
         assert logs["validation_loss"] == pytest.approx(losses[step], abs=1e-6)
 
@@ -282,24 +285,6 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
     assert same["validation_loss"] == logs["validation_loss"]
 
 
-def test_mode_eval_evaluates_once_with_a_post_evaluation_too(
-    of_trained: ReadyTrainer, trained_run: Path
-) -> None:
-    evaluations: list[Any] = []
-
-    _, logs = _run(
-        trained_run,
-        "eval",
-        _TRAINED,
-        trainer=of_trained.again(),
-        eval_actions=[evaluations.append],
-        run_post_eval=True,
-    )
-
-    assert len(evaluations) == 1
-    assert "accuracy" in logs
-
-
 def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean train_and_eval"):
         run_experiment(None, None, "train_eval", linear_experiment(), "anywhere")
@@ -310,18 +295,13 @@ def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
 
 def test_a_resumed_run_uses_the_configs_new_learning_rate(trained_run: Path) -> None:
     rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
-    logs: list[Any] = []
-    changed = _TRAINED.replace(trainer={"optimizer_config": {"learning_rate": rate}})
-    ready = ReadyTrainer(changed, LinearTask)
+    rates: list[Any] = []
+    changed = {"optimizer_config": {"learning_rate": rate}, "train_steps": 27}
+    record_rate = [lambda loop: rates.append(loop["learning_rate"])]
 
-    def record_rate(loop: Any) -> None:
-        logs.append(loop["learning_rate"])
+    _run(trained_run, config=_TRAINED.replace(trainer=changed), train_actions=record_rate)
 
-    for steps in (27, 37):
-        config = changed.replace(trainer={"train_steps": steps})
-        _run(trained_run, config=config, train_actions=[record_rate], trainer=ready.again())
-
-    assert logs == [0.25] * 4
+    assert rates == [0.25] * 2
 
 
 def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
@@ -370,15 +350,12 @@ def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
     monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", arrays)
 
 
-@pytest.mark.parametrize("steps", [17, 25])  # a finished run, and one that goes on
-def test_other_training_data_is_refused(
-    trained_run: Path, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+def test_other_training_data_is_refused(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _change_labels(monkeypatch, training=True)
     advice = r"array 1 was int32 .*--allow_config_change=task\.train_data\.identity"
 
     with pytest.raises(UsageError, match=rf"^task\.train_data: the data has changed .*{advice}"):
-        _run(trained_run, config=_TRAINED.replace(trainer={"train_steps": steps}))
+        _run(trained_run, config=_TRAINED.replace(trainer={"train_steps": 25}))
 
 
 def test_other_training_data_is_the_runs_once_it_is_allowed(
@@ -390,6 +367,7 @@ def test_other_training_data_is_the_runs_once_it_is_allowed(
     _run(trained_run, config=longer)
     monkeypatch.undo()
 
+    # Although the run is finished.
     with pytest.raises(UsageError, match=r"task\.train_data: the data has changed"):
         _run(trained_run, config=longer)
 
@@ -418,13 +396,20 @@ class _Replacing(Callback):
             self._other.rename(folder)
 
 
-def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> None:
+def test_a_run_never_saves_into_the_folder_of_another_run(
+    linear: ReadyTrainer, tmp_path: Path
+) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=20)
-    _run(tmp_path / "other", config=config)
+    _run(tmp_path / "other", config=config, trainer=linear.again())
     longer = config.replace(trainer={"train_steps": 40, "checkpoint_interval": 40})
+    arguments: dict[str, Any] = {
+        "callbacks": [_Replacing(tmp_path / "other")],
+        "enable_async_checkpointing": True,
+        "trainer": linear.again(),
+    }
 
     with pytest.raises(StorageError, match=rf"{tmp_path}/run contains another run now"):
-        _run(tmp_path / "run", config=longer, callbacks=[_Replacing(tmp_path / "other")])
+        _run(tmp_path / "run", config=longer, **arguments)
 
     assert list(complete_checkpoints(str(tmp_path / "run"))) == [20]
     assert not list(complete_checkpoints(str(tmp_path / "moved")))
@@ -432,7 +417,7 @@ def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("point", ["checkpoint.save", "checkpoint.written"])
 def test_a_folder_moved_during_a_save_is_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    linear: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def move(reached: str, path: object) -> None:
         if reached == point and "ckpt-20" in str(path):
@@ -441,7 +426,7 @@ def test_a_folder_moved_during_a_save_is_not_made_again(
     monkeypatch.setattr(files, "report_write_point", move)
 
     with pytest.raises(StorageError, match=rf"{tmp_path}/run was moved or removed during the run"):
-        _run(tmp_path / "run", config=linear_experiment(train_steps=20))
+        _run(tmp_path / "run", trainer=linear.again(), enable_async_checkpointing=True)
 
     assert not (tmp_path / "run").exists()
     assert list(complete_checkpoints(str(tmp_path / "moved"))) == [10]
@@ -595,21 +580,26 @@ class _FailsAtTheEnd(Callback):
         raise RuntimeError("the run fails")
 
 
-@pytest.mark.parametrize("controller_class", [Controller, orbit.Controller])
 def test_a_restart_returns_the_recorded_logs_of_its_last_step(
-    once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path, controller_class: Any
+    once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path
 ) -> None:
+    failed = tmp_path / "failed"
+    trainer = of_evaluated.again(failed)
     with pytest.raises(RuntimeError, match="the run fails"):
-        trainer = of_evaluated.again(tmp_path)
-        _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, callbacks=[_FailsAtTheEnd()])
+        _run(failed, "train_and_eval", _EVALUATED, trainer=trainer, callbacks=[_FailsAtTheEnd()])
 
-    trainer = of_evaluated.again(tmp_path)
-    _, logs = _run(
-        tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, controller_cls=controller_class
-    )
+    for controller_class in (Controller, orbit.Controller):
+        folder = tmp_path / controller_class.__module__
+        shutil.copytree(failed, folder)
+        own: dict[str, Any] = {
+            "trainer": of_evaluated.again(folder),
+            "controller_cls": controller_class,
+        }
 
-    assert "best_accuracy" in logs
-    assert logs == final_record(tmp_path)["metrics"] == final_record(once_evaluated)["metrics"]
+        _, logs = _run(folder, "train_and_eval", _EVALUATED, **own)
+
+        assert "best_accuracy" in logs
+        assert logs == final_record(folder)["metrics"] == final_record(once_evaluated)["metrics"]
 
 
 def test_a_rewind_by_an_action_keeps_the_bits_and_records(
@@ -805,11 +795,14 @@ class _BackAfterEvaluation(Callback):
         self.steps.append(step)
 
 
-def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
-    config = linear_experiment(train_steps=20, checkpoint_interval=10, **_BEST)
+def test_a_rewind_after_the_last_evaluation_trains_on(
+    of_evaluated: ReadyTrainer, tmp_path: Path
+) -> None:
+    config = _EVALUATED.replace(trainer={"train_steps": 20, "checkpoint_interval": 10})
     callback = _BackAfterEvaluation()
+    trainer = of_evaluated.again(tmp_path)
 
-    _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])
+    _, logs = _run(tmp_path, "train_and_post_eval", config, trainer=trainer, callbacks=[callback])
 
     assert callback.steps == [10]
     assert "accuracy" in logs
@@ -819,24 +812,23 @@ def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
     assert read_json(tmp_path / "best_ckpt" / "info.json")["step"] == 20
 
 
-def test_a_rewind_after_the_post_evaluation_trains_on(tmp_path: Path) -> None:
-    config = linear_experiment(train_steps=20, checkpoint_interval=10)
-    callback = _BackAfterEvaluation()
-
-    _, logs = _run(tmp_path, "train", config, callbacks=[callback], run_post_eval=True)
-
-    assert callback.steps == [10]
-    assert "accuracy" in logs
-    assert json.loads((tmp_path / "final.json").read_text())["step"] == 20
-
-
-def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
+def test_mode_eval_evaluates_once_and_refuses_a_rewind(
     of_trained: ReadyTrainer, trained_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = _BackAfterEvaluation()
+    evaluations: list[Any] = []
 
-    _, logs = _run(trained_run, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])
+    _, logs = _run(
+        trained_run,
+        "eval",
+        _TRAINED,
+        trainer=of_trained.again(),
+        eval_actions=[evaluations.append],
+        callbacks=[callback],
+        run_post_eval=True,
+    )
 
+    assert len(evaluations) == 1
     assert "accuracy" in logs
     assert callback.steps == []
     assert "asked to go back to step 10, in a mode that does not train" in caplog.text
@@ -866,9 +858,11 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated_run: Path, evaluator:
         "ckpt-60",
     ]
 
-    _run(evaluated_run, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
+    _, logs = _run(evaluated_run, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
     (record,) = json_lines(evaluated_run / "evals/eval.jsonl")
 
+    loss = records[1]["metrics"]["validation_loss"]
+    assert logs["validation_loss"] == pytest.approx(loss, abs=1e-6)
     assert record["step"] == 20
     assert record["checkpoint"] == "ckpt-20"
     assert json_lines(ledger) == records
@@ -1044,7 +1038,10 @@ class _EndsEarly(Callback):
 
 
 def test_a_tracker_gets_all_reports_however_a_start_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    linear: ReadyTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=5)
     tracker = _NotingTracker()
@@ -1058,8 +1055,9 @@ def test_a_tracker_gets_all_reports_however_a_start_ends(
     assert "give the run the callback" in warning
     with pytest.raises(RuntimeError, match="the disk of the user"):
         error = RuntimeError("the disk of the user")
-        _run(tmp_path, config=config, callbacks=[tracker, _EndsEarly(15, error)])
-    _run(tmp_path, config=config, callbacks=[tracker])
-    _run(tmp_path, config=config, callbacks=[tracker])
+        callbacks = [tracker, _EndsEarly(15, error)]
+        _run(tmp_path, config=config, callbacks=callbacks, trainer=linear.again())
+    for _ in range(2):
+        _run(tmp_path, config=config, callbacks=[tracker], trainer=linear.again())
 
     assert tracker.notes == [5, 10, "stopped", 15, "failed", 20, "done"]

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import json_lines, read_json
-from tests.engine.linear_task import linear_experiment
+from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
@@ -32,10 +33,16 @@ def _build_config(**trainer: Any) -> ExperimentConfig:
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ready() -> ReadyTrainer:
+    keras.utils.clear_session()
+    return ReadyTrainer(_build_config(), LinearTask)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
     """A run of 40 steps, evaluated and saved at each tenth; all checkpoints are there."""
     folder = tmp_path_factory.mktemp("reconciliation") / "run"
-    _launch(_build_config(), "train_and_eval", folder)
+    _launch(_build_config(), "train_and_eval", folder, trainer=ready.again(folder))
     return folder
 
 
@@ -60,7 +67,7 @@ def _read_weights(folder: Path) -> dict[int, dict[str, bytes]]:
 
 def _launch(config: ExperimentConfig, mode: str, folder: Path, **arguments: Any) -> Any:
     keras.utils.clear_session()  # names of layers count up in a process, and checkpoints hold them
-    return launch(config, mode, str(folder), **arguments)
+    return launch(config, mode, str(folder), enable_async_checkpointing=False, **arguments)
 
 
 def test_named_bests_are_kept_beside_the_primary_one(finished_run: Path) -> None:
@@ -74,24 +81,25 @@ def test_named_bests_are_kept_beside_the_primary_one(finished_run: Path) -> None
 
 
 def test_lost_weights_are_reported_once_and_the_run_resumes(
-    run: Path, caplog: pytest.LogCaptureFixture
+    run: Path, ready: ReadyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in BESTS:
         for step in complete_checkpoints(str(run / name)):
             (run / name / f"ckpt-{step}.data-00000-of-00001").unlink()
 
-    _launch(_build_config(train_steps=50), "train_and_eval", run)
+    _launch(_build_config(train_steps=50), "train_and_eval", run, trainer=ready.again(run))
 
     assert caplog.text.count("has lost the weights of step") == len(BESTS)
     assert list(_read_weights(run / "best_ckpt")) == [50]
 
 
 def test_a_rewound_run_archives_later_best_weights(
-    run: Path, caplog: pytest.LogCaptureFixture
+    run: Path, ready: ReadyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     (before,) = _read_weights(run / "best_ckpt")
 
-    _launch(_build_config(train_steps=30), "train_and_eval", run, from_step=20)
+    config = _build_config(train_steps=30)
+    _launch(config, "train_and_eval", run, from_step=20, trainer=ready.again(run))
 
     assert before == 40
     assert list(_read_weights(run / "best_ckpt")) == [30]
