@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import pytest
 import tensorflow as tf
 
 from tests.builders import assert_all_close, seeded_trainer, trained_weights
@@ -32,13 +31,10 @@ class NoisyTask(LinearTask):
         return keras.Sequential([Noise(), super().build_model()])
 
 
-@pytest.mark.parametrize(("replicas", "options"), [(1, {"fuse_steps": 5}), (2, {})])
-def test_a_resumed_run_draws_the_numbers_that_come_next(
-    replicas: int, options: dict[str, Any], tmp_path: Path
-) -> None:
-    config = linear_experiment(require_exact_resume=True, **options)
+def test_a_resume_on_replicas_draws_the_numbers_that_come_next(tmp_path: Path) -> None:
+    config = linear_experiment(require_exact_resume=True)
     tf.random.set_global_generator(None)  # that of another test may have one state for all replicas
-    whole = seeded_trainer(config, NoisyTask, replicas)
+    whole = seeded_trainer(config, NoisyTask, 2)
     whole.initialize()
     whole.train(tf.constant(10))
     path = save_trainer(whole, tmp_path)
@@ -46,9 +42,26 @@ def test_a_resumed_run_draws_the_numbers_that_come_next(
     whole.train(tf.constant(10))
 
     tf.random.set_global_generator(None)
-    resumed = seeded_trainer(config, NoisyTask, replicas)
+    resumed = seeded_trainer(config, NoisyTask, 2)
     restore_trainer(resumed, path)
     resumed.train(tf.constant(10))
 
     assert_all_close(trained_weights(resumed), trained_weights(whole))
     assert resumed.evaluate(tf.constant(-1)) == whole.evaluate(tf.constant(-1))
+
+
+def test_resumed_fused_steps_draw_the_numbers_that_come_next(tmp_path: Path) -> None:
+    config = linear_experiment(require_exact_resume=True, fuse_steps=5)
+    tf.random.set_global_generator(None)
+    whole = seeded_trainer(config, NoisyTask)
+    whole.initialize()
+    whole.train(tf.constant(10))
+    path = save_trainer(whole, tmp_path)
+    whole.train(tf.constant(10))
+
+    tf.random.set_global_generator(None)
+    resumed = seeded_trainer(config, NoisyTask)
+    restore_trainer(resumed, path)
+    resumed.train(tf.constant(10))
+
+    assert_all_close(trained_weights(resumed), trained_weights(whole))
