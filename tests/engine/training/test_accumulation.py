@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from tests.builders import assert_all_close, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.training.saved_state import restore_trainer, save_trainer
 from trainer_kit import apply_gradients
 from trainer_kit.callbacks.recovery import compute_gradient_norms
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.run.launcher import launch
 from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_arrays
 from trainer_kit.training.task import split_batch
@@ -101,40 +101,31 @@ def _read_state(trainer: Trainer) -> list[np.ndarray]:
     return values
 
 
-@pytest.fixture(scope="module")
-def two_layers() -> _TrainingResult:
-    """Whole batches on one replica, with two layers and an optimizer that does much."""
-    return _train(_create_trainer(TinyTask, optimizer_config=OPTIMIZATION))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_4_times_8_examples_train_as_32_do(
-    count: int, two_layers: _TrainingResult, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_4_times_8_examples_train_as_32_do(caplog: pytest.LogCaptureFixture) -> None:
+    """On two replicas, with an optimizer that does much."""
+    whole = _train(_create_trainer(optimizer_config=OPTIMIZATION))
     options = {
         "accumulate_steps": 4,
         "require_exact_resume": True,
         "optimizer_config": OPTIMIZATION,
     }
-    trainer = _create_trainer(TinyTask, count, **options)
+    trainer = _create_trainer(count=2, **options)
 
     split = _train(trainer)
 
-    assert_all_close(split.values, two_layers.values, atol=1e-6)
+    assert_all_close(split.values, whole.values, atol=1e-6)
     assert trainer.global_step.numpy() == STEPS
     # There is no warning of state that no checkpoint contains, or of batch normalization.
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(trainer.accumulation.variables) == 4
+    assert len(trainer.accumulation.variables) == 2
 
 
+# 3 does not divide 32, and with 32 parts each example is one.
 FORMS: dict[str, dict[str, Any]] = {
-    "3 does not divide 32": {"accumulate_steps": 3},
-    "fused, 3 parts": {"accumulate_steps": 3, "fuse_steps": 2},
-    "steps from Python": {"accumulate_steps": 4, "train_tf_while_loop": False},
-    "eager": {"accumulate_steps": 4, "train_tf_while_loop": False, "train_tf_function": False},
+    "fused": {"accumulate_steps": 3, "fuse_steps": 2},
+    "eager": {"accumulate_steps": 3, "train_tf_while_loop": False, "train_tf_function": False},
     "XLA": {"accumulate_steps": 4, "runtime": {"enable_xla": True}},
-    "one thread": {"accumulate_steps": 4, "runtime": {"executor": "single_threaded"}},
-    "an example each": {"accumulate_steps": 32},
+    "one thread": {"accumulate_steps": 32, "runtime": {"executor": "single_threaded"}},
     "more parts than examples of a replica": {"accumulate_steps": 32, "count": 2},
 }
 
@@ -156,18 +147,17 @@ RAGGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "options", [{"count": 2}, {"fuse_steps": 5}], ids=["two replicas", "fused steps"]
-)
-def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
+def test_a_ragged_last_batch_counts_each_example_once() -> None:
     whole = _train(_create_trainer(task=RAGGED))
-    split = _train(_create_trainer(task=RAGGED, accumulate_steps=8, **options))
+    on_two_replicas = _train(_create_trainer(task=RAGGED, accumulate_steps=8, count=2))
+    fused = _train(_create_trainer(task=RAGGED, accumulate_steps=8, fuse_steps=5))
 
-    assert_all_close(split.values, whole.values, atol=1e-6)
+    assert_all_close(on_two_replicas.values, whole.values, atol=1e-6)
+    assert_all_close(fused.values, whole.values, atol=1e-6)
 
 
-class _Keras(LinearTask):
-    """Applies gradients by Keras' methods, and returns its own kind of loss and logs."""
+class _OwnStep(LinearTask):
+    """Applies gradients by a method of Keras, and returns its own kind of loss and logs."""
 
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
@@ -178,24 +168,13 @@ class _Keras(LinearTask):
             loss = self.build_losses(labels, outputs)
             share = loss / tf.distribute.get_strategy().num_replicas_in_sync
         gradients = tape.gradient(share, model.trainable_variables)
-        self.apply(optimizer, gradients, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
         self.process_metrics(metrics or [], labels, outputs)
         return {self.loss: loss}
 
-    def apply(self, optimizer: Any, gradients: Any, variables: Any) -> None:
-        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
-
-class _Apply(_Keras):
-    def apply(self, optimizer: Any, gradients: Any, variables: Any) -> None:
-        optimizer.apply(gradients, variables)
-
-
-@pytest.mark.parametrize(("count", "task_type"), [(1, _Keras), (2, _Apply)])
-def test_own_train_steps_may_call_the_optimizer(
-    task_type: type[TinyTask], count: int, whole: _TrainingResult
-) -> None:
-    split = _train(_create_trainer(task_type, count, accumulate_steps=2))
+def test_own_train_steps_may_call_the_optimizer(whole: _TrainingResult) -> None:
+    split = _train(_create_trainer(_OwnStep, 2, accumulate_steps=2))
 
     assert_all_close(split.values, whole.values, atol=1e-6)
 
@@ -292,9 +271,9 @@ class _Normalized(LinearTask):
 
 def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _create_trainer(_Normalized, 2, accumulate_steps=2)
-    logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
 
-    assert all(np.isfinite(loop_logs["training_loss"]) for loop_logs in logs)
+    for _ in range(2):
+        assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
 
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
     assert told.startswith(
@@ -327,15 +306,13 @@ class _Alive(LinearTask):
         return super().build_losses(labels, count_outputs(model_outputs), aux_losses)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"accumulate_steps": 16}, {"task": {"train_data": RAGGED["train_data"]}}]
-)
-def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -> None:
-    trainer = _create_trainer(_Alive, **{"accumulate_steps": 8, **options})
+@pytest.mark.parametrize("task", [{}, {"train_data": RAGGED["train_data"]}])
+def test_activations_of_one_micro_batch_are_in_memory(task: dict[str, Any]) -> None:
+    trainer = _create_trainer(_Alive, task=task, accumulate_steps=8)
 
     trainer.train(tf.constant(3))
 
-    assert trainer.task.alive == [0] + [1, 0] * int(trainer.accumulation.steps) * 3
+    assert trainer.task.alive == [0] + [1, 0] * 8 * 3
 
 
 def test_sums_of_an_interrupted_step_do_not_count(whole: _TrainingResult) -> None:
@@ -365,30 +342,23 @@ def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    """So many parts are in a loop, whose sums are variables."""
     task = {"dropout": 0.2, "train_data": {"global_batch_size": 20}}
-    config = linear_experiment(
-        optimizer_config=MOMENTUM, checkpoint_interval=4, train_steps=8
-    ).replace(
-        task=task,
-        trainer={
-            "accumulate_steps": 9,
-            "steps_per_loop": 2,
-            "summary_interval": 2,
-            "require_exact_resume": True,
-        },
+    whole, resumed = (
+        _create_trainer(task=task, accumulate_steps=9, require_exact_resume=True) for _ in range(2)
     )
+    whole.initialize()
+    whole.train(tf.constant(4))
+    path = save_trainer(whole, tmp_path)
+    whole.train(tf.constant(4))
 
-    whole, _ = launch(config, "train", str(tmp_path))
-    weights = [variable.numpy() for variable in whole.variables]
-    resumed, _ = launch(config, "train", str(tmp_path), from_step=4)
+    restore_trainer(resumed, path)
+    resumed.train(tf.constant(4))
 
-    assert_all_close([variable.numpy() for variable in resumed.variables], weights)
-    variables = tf.train.list_variables(str(tmp_path / "ckpt-8"))
-    assert not [name for name, _ in variables if "accumulated" in name]
+    assert_all_close(_read_state(resumed), _read_state(whole))
+    assert not [name for name, _ in tf.train.list_variables(path) if "accumulated" in name]
 
 
-class _OwnStep(Trainer):
+class _ReplacedStep(Trainer):
     def train_step(self, iterator: Any) -> None:
         arguments = (next(iterator), self.model, self.optimizer, self.train_metrics)
         self.strategy.run(self.task.train_step, args=arguments)
@@ -404,9 +374,9 @@ def test_a_trainers_own_step_has_to_call_ours() -> None:
     _create_trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
 
     with pytest.raises(
-        UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"
+        UsageError, match=r"_ReplacedStep\.train_step does not call super\(\)\.train_step"
     ):
-        _create_trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
+        _create_trainer(cls=_ReplacedStep, accumulate_steps=2).train(tf.constant(1))
 
 
 class _OwnOptimizer(LinearTask):

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import assert_all_close, seeded_trainer, trained_weights
+from tests.builders import assert_all_close, replicas, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.training.saved_state import restore_trainer, save_trainer
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.runtime.precision import precision_scope
-from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import CLASSES, tiny_arrays
+from trainer_kit.training.gradient_reports import GradientNorms
+from trainer_kit.training.metric_set import StepMean
 from trainer_kit.training.trainer import Trainer
 
 RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
@@ -63,36 +65,44 @@ def _create_trainer(config: Any, task_type: type[TinyTask] = LinearTask, count: 
     return seeded_trainer(config, task_type, count, evaluate=False)
 
 
-def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
-    on_one_replica = _create_trainer(_build_config(PROCESSORS))
-    logs = on_one_replica.train(tf.constant(6))
-    for count, parts in ((2, 1), (1, 2)):
-        other = _create_trainer(
-            _build_config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True),
-            count=count,
-        )
-        assert other.train(tf.constant(6))["training_loss"] == pytest.approx(
-            logs["training_loss"], rel=1e-5
-        )
-        assert_all_close(trained_weights(other), trained_weights(on_one_replica), atol=2e-6)
-
-    plain = _create_trainer(_build_config())
-
-    plain.train(tf.constant(6))
-
-    assert not np.allclose(trained_weights(plain)[0], trained_weights(on_one_replica)[0], atol=1e-3)
+@pytest.fixture(scope="module")
+def plain() -> Trainer:
+    """A trainer on one replica, without processors, after four steps."""
+    trainer = _create_trainer(_build_config(report_gradient_norm=True))
+    trainer.train(tf.constant(4))
+    return trainer
 
 
-def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
+def test_processors_train_alike_on_replicas_and_micro_batches(plain: Trainer) -> None:
+    config = _build_config(PROCESSORS, report_gradient_norm=True)
+    whole = _create_trainer(config)
+    split = _create_trainer(config.replace(trainer={"accumulate_steps": 2}), count=2)
+
+    logs = whole.train(tf.constant(4))
+    logs_of_steps = [split.train(tf.constant(1)) for _ in range(4)]
+
+    assert_all_close(trained_weights(split), trained_weights(whole), atol=2e-6)
+    for name in ("training_loss", "gradient_norm"):
+        mean = np.mean([step_logs[name] for step_logs in logs_of_steps])
+        assert logs[name] == pytest.approx(mean, rel=1e-4)
+
+    # Without processors the weights are others.
+    assert not np.allclose(trained_weights(plain)[0], trained_weights(whole)[0], atol=1e-3)
+
+
+def test_processors_come_between_the_report_and_the_bounds() -> None:
     """A factor of 1000 cancels out in a gradient that is clipped to a norm afterwards."""
     scale = {"type": "scale", "scale": {"factor": 1000.0}}
-    scaled = _create_trainer(_build_config([scale], {"clipnorm": 1e-3}))
-    plain = _create_trainer(_build_config([], {"clipnorm": 1e-3}))
+    clipped, scaled = (
+        _create_trainer(_build_config(processors, {"clipnorm": 1e-3}, report_gradient_norm=True))
+        for processors in ([], [scale])
+    )
 
-    for trainer in (scaled, plain):
-        trainer.train(tf.constant(3))
+    clipped_logs, scaled_logs = (trainer.train(tf.constant(3)) for trainer in (clipped, scaled))
 
-    assert_all_close(trained_weights(scaled), trained_weights(plain), atol=2e-6)
+    assert_all_close(trained_weights(scaled), trained_weights(clipped), atol=2e-6)
+    assert clipped_logs["gradient_norm"] > 0.1  # and is that of unclipped gradients
+    assert scaled_logs["gradient_norm"] == pytest.approx(clipped_logs["gradient_norm"], rel=1e-4)
 
 
 def test_processors_see_float16_gradients_without_the_scale() -> None:
@@ -111,46 +121,52 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
     assert 0.05 < logs["gradient_norm"] < 5.0
 
 
-def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
-    """SGD without momentum moves weights by the rate times the gradient.
+def test_the_reported_norm_is_that_of_the_gradients(plain: Trainer) -> None:
+    """SGD without momentum moves weights by the rate times the gradient."""
+    before = trained_weights(plain)
 
-    One replica reports what two do.
-    """
-    trainer = _create_trainer(_build_config(report_gradient_norm=True), count=2)
-    norms = []
+    logs = plain.train(tf.constant(1))
 
-    for _ in range(4):
-        before = trained_weights(trainer)
-        logs = trainer.train(tf.constant(1))
-        moved = np.concatenate(
-            [(a - b).ravel() for a, b in zip(before, trained_weights(trainer), strict=True)]
-        )
-        norms.append(np.linalg.norm(moved) / 0.05)
-        assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
-
-    again = _create_trainer(_build_config(report_gradient_norm=True))
-
-    assert again.train(tf.constant(4))["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
-
-    clipped = _create_trainer(
-        _build_config(PROCESSORS, {"clipnorm": 1e-6}, report_gradient_norm=True)
+    moved = [(old - new).ravel() for old, new in zip(before, trained_weights(plain), strict=True)]
+    assert logs["gradient_norm"] == pytest.approx(
+        np.linalg.norm(np.concatenate(moved)) / 0.05, rel=1e-4
     )
-    assert clipped.train(tf.constant(1))["gradient_norm"] == pytest.approx(norms[0], rel=1e-4)
+    # The variables of reports are not the optimizer's.
+    silent = _create_trainer(_build_config())
+    assert len(plain.optimizer.variables) == len(silent.optimizer.variables)
 
 
 def test_a_report_changes_no_bit_of_the_weights() -> None:
     """The third of a sum, three times, is another number."""
-    trainers = []
+    strategy = replicas(3)
+    results = []
+    for reports in (False, True):
+        with strategy.scope():
+            weights = keras.Variable(np.zeros(100, np.float32))
+            optimizer = keras.optimizers.SGD(0.05)
+            optimizer.build([weights])
+            norms = StepMean("norms")
+        if reports:
+            optimizer.gradient_norms = GradientNorms(norms)
 
-    for reports in ({}, {"report_gradient_norm": True}):
-        config = _build_config(**reports).replace(task={"train_data": {"global_batch_size": 15}})
-        trainers.append(_create_trainer(config, count=3))
-        trainers[-1].train(tf.constant(5))
+        _apply_random_gradients(strategy, optimizer, weights)
 
-    assert_all_close(*map(trained_weights, trainers))
+        results.append(weights.numpy())
+        assert norms.is_updated is reports
 
-    plain, reporting = (len(trainer.optimizer.variables) for trainer in trainers)
-    assert plain == reporting  # the variables of reports are not the optimizer's
+    np.testing.assert_array_equal(*results)
+
+
+def _apply_random_gradients(
+    strategy: tf.distribute.Strategy, optimizer: keras.Optimizer, weights: keras.Variable
+) -> None:
+    @tf.autograph.experimental.do_not_convert
+    def step() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = tf.random.stateless_normal([100], tf.stack([1, replica]))
+        apply_gradients(optimizer, [(gradient, weights)])
+
+    tf.function(lambda: strategy.run(step), autograph=False)()
 
 
 def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
@@ -158,19 +174,19 @@ def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
     noisy = {**sgd, "variables": ("bias",), "gradient_processors": [NOISE]}
     sections = {"noisy": noisy, "rest": {**sgd, "variables": (".",)}}
     config = linear_experiment(optimizer_config={}, optimizers=sections, report_gradient_norm=True)
-    logs = _create_trainer(config).train(tf.constant(4))
+    trainer = _create_trainer(config)
+    before = trained_weights(trainer)
 
-    whole = _create_trainer(
-        linear_experiment(optimizer_config=sgd, report_gradient_norm=True)
-    ).train(tf.constant(4))
+    logs = trainer.train(tf.constant(1))
 
-    assert set(logs["gradient_norm"]) == {"noisy", "rest"}
-    assert (
-        0
-        < logs["gradient_norm"]["noisy"]
-        < logs["gradient_norm"]["rest"]
-        < 2 * whole["gradient_norm"]
+    kernel, bias = (
+        np.linalg.norm(old - new) / 0.05
+        for old, new in zip(before, trained_weights(trainer), strict=True)
     )
+    assert set(logs["gradient_norm"]) == {"noisy", "rest"}
+    assert logs["gradient_norm"]["rest"] == pytest.approx(kernel, rel=1e-4)
+    # The norm is that of the gradient without the noise.
+    assert logs["gradient_norm"]["noisy"] == pytest.approx(bias, abs=0.05)
 
 
 def test_several_optimizers_draw_different_noise() -> None:
@@ -307,33 +323,26 @@ def test_a_check_names_variable_and_step_before_the_update() -> None:
     assert all(np.isfinite(weight).all() for weight in trained_weights(trainer))
 
 
-def _run(
-    folder: Path, task_type: type[TinyTask], config: Any, steps: int, from_step: int | None = None
-) -> None:
+def _run(folder: Path, task_type: type[TinyTask], config: Any, steps: int) -> None:
     config = config.replace(trainer={"train_steps": steps})
     strategy = tf.distribute.get_strategy()
     seed_everything(config.runtime.random_seed)
-    run_experiment(
-        strategy, task_type(config.task), "train", config, str(folder), from_step=from_step
-    )
+    run_experiment(strategy, task_type(config.task), "train", config, str(folder))
 
 
 def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
-    options = {
-        "steps_per_loop": 4,
-        "summary_interval": 4,
-        "checkpoint_interval": 4,
-        "report_gradient_norm": True,
-    }
-    config = _build_config([NOISE], **options)
-    _run(tmp_path, LinearTask, config, 12)
-    history = str(tmp_path / "metrics.jsonl")
-    whole = [line["metrics"] for line in read_active_history(history)]
+    config = _build_config([NOISE], report_gradient_norm=True)
+    whole, resumed = (_create_trainer(config) for _ in range(2))
+    whole.initialize()
+    whole.train(tf.constant(4))
+    path = save_trainer(whole, tmp_path)
+    logs = whole.train(tf.constant(4))
 
-    _run(tmp_path, LinearTask, config, 12, from_step=8)
+    restore_trainer(resumed, path)
 
-    assert whole == [line["metrics"] for line in read_active_history(history)]
-    assert all(metrics["gradient_norm"] > 0 for metrics in whole)
+    assert resumed.train(tf.constant(4)) == logs
+    assert logs["gradient_norm"] > 0
+    assert_all_close(trained_weights(resumed), trained_weights(whole))
 
 
 class OneInfiniteExample(LinearTask):

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.testing import TinyTask, tiny_experiment
+from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
 
-class _OtherMetrics(TinyTask):
+class _OtherMetrics(LinearTask):
     def build_metrics(self, training: bool = True) -> list[Any]:
         return [keras.metrics.MeanSquaredError(), *super().build_metrics(training)]
 
 
-def _create_trainer(task_type: type[TinyTask] = TinyTask) -> Any:
-    config = tiny_experiment()
+def _create_trainer(task_type: type[LinearTask] = LinearTask) -> Any:
+    config = linear_experiment()
     trainer = create_trainer(config, task_type(config.task), train=True, evaluate=False)
     trainer.initialize()
     return trainer
@@ -34,7 +34,7 @@ def trained_trainer() -> Any:
 
 
 def _resume(
-    trained_trainer: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask
+    trained_trainer: Any, interrupted: bool, folder: Path, task_type: type[LinearTask] = LinearTask
 ) -> Any:
     """A trainer that resumes from a checkpoint whose last loop was interrupted or not."""
     trained_trainer.should_continue_metrics = interrupted

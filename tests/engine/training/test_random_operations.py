@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import pytest
 import tensorflow as tf
 
-from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
-from trainer_kit import configclass, launch, register_task
+from tests.builders import assert_all_close, seeded_trainer, trained_weights
+from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.training.saved_state import restore_trainer, save_trainer
 
 
 class Noise(keras.layers.Layer):  # type: ignore[misc]
@@ -25,12 +24,6 @@ class Noise(keras.layers.Layer):  # type: ignore[misc]
         )
 
 
-@configclass
-class NoisyConfig(LinearConfig):
-    """See NoisyTask."""
-
-
-@register_task(NoisyConfig)
 class NoisyTask(LinearTask):
     """Draws random numbers in training and in evaluation."""
 
@@ -38,30 +31,37 @@ class NoisyTask(LinearTask):
         return keras.Sequential([Noise(), super().build_model()])
 
 
-@pytest.mark.parametrize(("replicas", "trainer"), [(1, {}), (1, {"fuse_steps": 5}), (2, {})])
-def test_a_resumed_run_draws_the_numbers_that_come_next(
-    replicas: int, trainer: dict[str, Any], tmp_path: Path
-) -> None:
-    config = linear_experiment(require_exact_resume=True, **trainer)
-    # Without TensorFlow's collectives: only one strategy of a process may use them.
-    mirrored = {
-        "virtual_cpus": 2,
-        "distribution_strategy": "mirrored",
-        "all_reduce_alg": "hierarchical_copy",
-    }
-    config = config.replace(task=NoisyConfig(), runtime=mirrored if replicas == 2 else {})
+def test_a_resume_on_replicas_draws_the_numbers_that_come_next(tmp_path: Path) -> None:
+    config = linear_experiment(require_exact_resume=True)
     tf.random.set_global_generator(None)  # that of another test may have one state for all replicas
-    results = []
+    whole = seeded_trainer(config, NoisyTask, 2)
+    whole.initialize()
+    whole.train(tf.constant(10))
+    path = save_trainer(whole, tmp_path)
+    whole.evaluate(tf.constant(-1))  # which leaves the training as it is
+    whole.train(tf.constant(10))
 
-    for from_step in (None, 10):
-        model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
-        results.append(
-            ([variable.numpy() for variable in model.variables], logs["validation_loss"])
-        )
+    tf.random.set_global_generator(None)
+    resumed = seeded_trainer(config, NoisyTask, 2)
+    restore_trainer(resumed, path)
+    resumed.train(tf.constant(10))
 
-    (weights, loss), (resumed_weights, resumed_loss) = results
+    assert_all_close(trained_weights(resumed), trained_weights(whole))
+    assert resumed.evaluate(tf.constant(-1)) == whole.evaluate(tf.constant(-1))
 
-    for value, resumed in zip(weights, resumed_weights, strict=True):
-        np.testing.assert_array_equal(value, resumed)
 
-    assert loss == resumed_loss
+def test_resumed_fused_steps_draw_the_numbers_that_come_next(tmp_path: Path) -> None:
+    config = linear_experiment(require_exact_resume=True, fuse_steps=5)
+    tf.random.set_global_generator(None)
+    whole = seeded_trainer(config, NoisyTask)
+    whole.initialize()
+    whole.train(tf.constant(10))
+    path = save_trainer(whole, tmp_path)
+    whole.train(tf.constant(10))
+
+    tf.random.set_global_generator(None)
+    resumed = seeded_trainer(config, NoisyTask)
+    restore_trainer(resumed, path)
+    resumed.train(tf.constant(10))
+
+    assert_all_close(trained_weights(resumed), trained_weights(whole))

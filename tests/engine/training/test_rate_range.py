@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask
 from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.rate_range import DIVERGED, RateRange, range_test_config, run_range_test
@@ -71,7 +72,7 @@ def test_few_steps_are_smoothed_too() -> None:
     assert RateRange(np.logspace(-5, 1, 20), losses).is_still_falling
 
 
-class _OwnRate(TinyTask):
+class _OwnRate(LinearTask):
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
         return keras.optimizers.SGD(0.5)
@@ -84,7 +85,7 @@ def test_an_optimizer_with_a_rate_of_its_own_is_refused() -> None:
         run_range_test(_create_trainer(_OwnRate), 1e-4, 60)
 
 
-class _Several(TinyTask):
+class _Several(LinearTask):
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
         return {name: keras.optimizers.SGD(0.5) for name in ("left", "right")}
@@ -97,7 +98,7 @@ def test_several_optimizers_are_refused() -> None:
         run_range_test(_create_trainer(_Several), 1e-4, 60)
 
 
-class _Short(TinyTask):
+class _Short(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         return super().build_inputs(params.replace(is_training=False), input_context)
 
@@ -119,7 +120,7 @@ def test_data_that_ends_at_once_is_an_error() -> None:
         run_range_test(_create_trainer(_Short), 1e-4, 60)
 
 
-class _NotFinite(TinyTask):
+class _NotFinite(LinearTask):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         return tf.math.log(-tf.reduce_sum(tf.square(model_outputs)))
 

@@ -58,7 +58,6 @@ def _create_trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: A
 
 
 FORMS: list[dict[str, Any]] = [
-    {},
     {"fuse_steps": 2},
     {"train_tf_while_loop": False},
     {"accumulate_steps": 2},
@@ -91,9 +90,10 @@ def test_each_evaluation_reports_the_result_of_its_examples(
 ) -> None:
     trainer = _create_trainer(task_type, **settings)
 
-    trainer.train(tf.constant(STEPS))
+    trained = trainer.train(tf.constant(STEPS))["sum"]
     sums = [trainer.evaluate(tf.constant(-1))["sum"] for _ in range(2)]
 
+    assert trained == tiny_arrays(False)[1][: 8 * STEPS].sum()
     assert sums == [tiny_arrays(False)[1].sum()] * 2
 
     warnings = [record for record in caplog.records if record.name.startswith("trainer_kit")]

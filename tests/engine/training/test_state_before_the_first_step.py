@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.callback import Callback, Run
-from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import read_json_lines
 from trainer_kit.run.runner import run_experiment
 
@@ -53,73 +52,59 @@ class _Failing(Callback):
 
 
 class _Seen(Callback):
-    """Counts loops in a variable that it creates at the end of the first one."""
+    """Counts loops in a variable that it creates at the end of the first one.
+
+    Attributes:
+      saved: The values of the variable in the checkpoints that are saved when it exists.
+    """
 
     name = "seen"
+
+    def __init__(self, counts: bool) -> None:
+        self._counts = counts
+        self.saved: list[int] = []
 
     def loop_end(self, run: Run, logs: Any) -> None:
         if not hasattr(run.task, "seen"):
             run.task.seen = tf.Variable(0)
-        elif run.step == 15:
-            raise RuntimeError("the first start ends here")
-        run.task.seen.assign_add(1)
+        if self._counts:
+            run.task.seen.assign_add(1)
+
+    def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
+        if hasattr(run.task, "seen"):
+            self.saved.append(int(run.task.seen))
 
 
-def _build_config(**trainer: Any) -> ExperimentConfig:
-    return linear_experiment(
+def _run(folder: Path, *callbacks: Callback) -> Any:
+    config = linear_experiment(
         train_steps=20,
         steps_per_loop=5,
         checkpoint_interval=5,
         summary_interval=5,
         validation_interval=10,
-        **trainer,
     )
-
-
-def _run(
-    task_type: type[LinearTask], callback: Callback, folder: Path, **trainer: Any
-) -> LinearTask:
-    config = _build_config(**trainer)
-    task = task_type(config.task)
-    run_experiment(None, task, "train_and_eval", config, str(folder), callbacks=[callback])
+    task = _Counting(config.task)
+    run_experiment(None, task, "train_and_eval", config, str(folder), callbacks=callbacks)
     return task
 
 
-def test_an_evaluation_before_the_first_step_has_restored_state(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the first start ends here"):
-        _run(_Counting, _Failing(True), tmp_path)
-
-    task: Any = _run(_Counting, _Failing(False), tmp_path)
-    counts = [
-        line["metrics"]["count"] for line in read_json_lines(tmp_path / "evals/validation.jsonl")
-    ]
-
-    assert counts == [10.0, 20.0]
-    assert task.counter().numpy() == 20.0
-
-
-def test_a_variable_that_a_callback_creates_late_comes_back(
+def test_state_of_the_step_and_of_a_late_variable_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(RuntimeError, match="the first start ends here"):
-        _run(LinearTask, _Seen(), tmp_path)
+        _run(tmp_path, _Failing(True), _Seen(counts=True))
 
-    task: Any = LinearTask(_build_config().task)
-    values = []
+    seen = _Seen(counts=False)
 
-    class Resumed(Callback):
-        name = "resumed"
+    task = _run(tmp_path, _Failing(False), seen)
 
-        def loop_end(self, run: Run, logs: Any) -> None:
-            if not hasattr(run.task, "seen"):
-                run.task.seen = tf.Variable(0)
+    # The evaluation of step 10 is before the first step of the second start, and so is a save.
+    counts = [
+        line["metrics"]["count"] for line in read_json_lines(tmp_path / "evals/validation.jsonl")
+    ]
+    assert counts == [10.0, 20.0]
+    assert task.counter().numpy() == 20.0
 
-        def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
-            values.append(int(run.task.seen))
-
-    run_experiment(
-        None, task, "train_and_eval", _build_config(), str(tmp_path), callbacks=[Resumed()]
-    )
-
-    assert set(values) == {2}  # the value of step 10
+    # The variable of the callback is created later, at step 15, and has the value of step 10.
+    assert set(seen.saved) == {2}
     assert "task/seen, which this run does not have yet" in caplog.text

@@ -270,11 +270,11 @@ class _ModuleTask(LinearTask):
         return _Module()
 
 
-@pytest.mark.parametrize("task_type", [_KerasTwoTask, _ModuleTask])
+@pytest.mark.parametrize(("task_type", "count"), [(_KerasTwoTask, 2), (_ModuleTask, 1)])
 def test_models_of_other_kinds_train_evaluate_and_restore(
-    task_type: type[LinearTask], tmp_path: Any
+    task_type: type[LinearTask], count: int, tmp_path: Any
 ) -> None:
-    trainer = _create_trainer(task_type=task_type, count=2)
+    trainer = _create_trainer(task_type=task_type, count=count)
     losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
 
     assert losses[2] < losses[0]
@@ -283,7 +283,7 @@ def test_models_of_other_kinds_train_evaluate_and_restore(
     assert before["accuracy"] > 0.5
 
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
-    again = _create_trainer(task_type=task_type, count=2)
+    again = _create_trainer(task_type=task_type, count=count)
 
     again.checkpoint.read(path).assert_consumed()
 

@@ -11,6 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.engine.linear_task import LinearTask
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -33,7 +34,7 @@ from trainer_kit.training.trainer_creation import (
 )
 
 
-def _create_trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
+def _create_trainer(task_type: type[TinyTask] = LinearTask, **arguments: Any) -> Any:
     config = tiny_experiment()
     return create_trainer(config, task_type(config.task), **arguments)
 
@@ -50,7 +51,7 @@ class _Patient(Trainer):
 @pytest.mark.parametrize("name", [f"{__name__}:_Patient", ""])
 def test_the_config_can_name_the_class_of_the_trainer(name: str) -> None:
     config = tiny_experiment(trainer_class=name)
-    assert type(create_trainer(config, TinyTask(config.task))) is (_Patient if name else Trainer)
+    assert type(create_trainer(config, LinearTask(config.task))) is (_Patient if name else Trainer)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_the_config_can_name_the_class_of_the_trainer(name: str) -> None:
 def test_a_name_of_no_trainer_is_refused(name: str, message: str) -> None:
     config = tiny_experiment(trainer_class=name)
     with pytest.raises(UsageError, match=message):
-        create_trainer(config, TinyTask(config.task))
+        create_trainer(config, LinearTask(config.task))
 
 
 def _create_exporter(
@@ -88,7 +89,7 @@ def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> Non
     assert exporter.named_exporters["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
 
 
-class _Aggregating(TinyTask):
+class _Aggregating(LinearTask):
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         return state
 
@@ -119,7 +120,7 @@ def test_the_highest_loss_as_the_best_is_warned_of(
 
 
 def test_the_cost_of_an_example_is_known_after_a_step() -> None:
-    trainer = _create_trainer()
+    trainer = _create_trainer(TinyTask)
 
     assert "for one example" not in describe_model_cost(trainer)
 
@@ -151,7 +152,7 @@ def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
 
 
 def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
-    trainer = create_trainer(config := tiny_experiment(freeze=("bias",)), TinyTask(config.task))
+    trainer = create_trainer(config := tiny_experiment(freeze=("bias",)), LinearTask(config.task))
     check_freeze(trainer, config.trainer.freeze)
     theirs = SimpleNamespace(class_name="Theirs", custom_parts=CustomParts(replaces_steps=True))
     check_freeze(theirs, ())
@@ -168,7 +169,7 @@ class _OwnOptimizerConfig(TinyConfig):
 
 
 @register_task(_OwnOptimizerConfig)
-class _OwnOptimizer(TinyTask):
+class _OwnOptimizer(LinearTask):
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
         return keras.optimizers.SGD(0.1)
@@ -177,22 +178,22 @@ class _OwnOptimizer(TinyTask):
 def test_a_config_without_an_optimizer_gets_adam() -> None:
     config = tiny_experiment(optimizer_config={})
 
-    chosen = choose_optimizer(config, TinyTask).trainer.optimizer_config
+    chosen = choose_optimizer(config, LinearTask).trainer.optimizer_config
     assert (chosen.optimizer.type, chosen.learning_rate.constant.learning_rate) == ("adam", 0.001)
 
     # A rate that is set stays.
     with_rate = tiny_experiment(optimizer_config={"learning_rate": 0.5})
-    chosen = choose_optimizer(with_rate, TinyTask).trainer.optimizer_config
+    chosen = choose_optimizer(with_rate, LinearTask).trainer.optimizer_config
     assert (chosen.optimizer.type, chosen.learning_rate.constant.learning_rate) == ("adam", 0.5)
 
 
 def test_what_has_an_optimizer_gets_no_other() -> None:
     config = tiny_experiment()
-    assert choose_optimizer(config, TinyTask) is config
+    assert choose_optimizer(config, LinearTask) is config
 
     without = tiny_experiment(optimizer_config={})
     assert choose_optimizer(without, _OwnOptimizer) is without
 
     sgd = {"optimizer": "sgd", "learning_rate": 0.1}
     several = tiny_experiment(optimizer_config={}, optimizers={"first": sgd})
-    assert choose_optimizer(several, TinyTask) is several
+    assert choose_optimizer(several, LinearTask) is several

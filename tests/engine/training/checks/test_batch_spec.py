@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close
 from tests.engine.linear_task import LinearTask, linear_experiment
+from tests.engine.training.saved_state import restore_trainer, save_trainer
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig
 from trainer_kit.training.checks.batch_spec import build_model, explain_batch_errors, is_built
 from trainer_kit.training.trainer import Trainer
@@ -58,17 +59,18 @@ def _build_config(**trainer: Any) -> ExperimentConfig:
 
 @pytest.mark.parametrize("make", [Net, _build_sequential, _build_tf_keras, _Module])
 def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any) -> None:
-    config = _build_config(checkpoint_interval=2)
-    model, _ = run_experiment(None, _create_task(make), "train", config, str(tmp_path))
-    trained = [variable.numpy() for variable in model.variables]
+    trainer, resumed = (
+        Trainer.create(_build_config(), _create_task(make), True, True) for _ in range(2)
+    )
+    trainer.initialize()
+    trainer.train(tf.constant(2))
+    trained = [variable.numpy() for variable in trainer.model.variables]
+
+    restore_trainer(resumed, save_trainer(trainer, tmp_path))
 
     assert trained
-
-    evaluated, logs = run_experiment(None, _create_task(make), "eval", config, str(tmp_path))
-    assert "accuracy" in logs
-
-    for value, other in zip(trained, evaluated.variables, strict=True):
-        np.testing.assert_array_equal(value, other.numpy())
+    assert_all_close([variable.numpy() for variable in resumed.model.variables], trained)
+    assert "accuracy" in resumed.evaluate(tf.constant(-1))
 
 
 class _Net(Net):
