@@ -116,7 +116,8 @@ def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
 import sys
 from unittest import mock
 
-sys.modules["tensorflow"] = mock.MagicMock()
+for name in ("tensorflow", "trainer_kit.runtime.tensorflow_internals"):
+    sys.modules[name] = mock.MagicMock()
 from trainer_kit.inputs.dataset_iterator import ValidationData
 
 class Iterator:

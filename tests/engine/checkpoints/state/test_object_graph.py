@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, parse_message
-from trainer_kit.errors import TrainerKitError
-
-
-def test_without_the_message_the_error_says_what_to_use() -> None:
-    with pytest.raises(TrainerKitError, match="install the TensorFlow of requirements"):
-        parse_message("tensorflow.NoSuchMessage", b"")
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 
 
 def test_a_value_with_several_paths_has_all_of_them(tmp_path: Path) -> None:
