@@ -54,5 +54,5 @@ def run(arguments: argparse.Namespace) -> int:
     # What TensorBoard's own imports warn of is not the user's.
     warning_flags = ["-W", "ignore::UserWarning"]
     # TensorBoard takes the place of this process, so that signals reach it.
-    arguments_of_python = [sys.executable, *warning_flags, "-m", *command]
-    os.execv(sys.executable, arguments_of_python)
+    command_line = [sys.executable, *warning_flags, "-m", *command]
+    os.execv(sys.executable, command_line)

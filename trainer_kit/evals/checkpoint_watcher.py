@@ -16,6 +16,7 @@ from trainer_kit.errors import NothingToWaitForError
 from trainer_kit.process.run_directory import read_run_id
 
 if TYPE_CHECKING:
+    # It imports TensorFlow, which this module does not need.
     from trainer_kit.evals.continuous_eval import Sidecar
 
 _LOG = logging.getLogger(__name__)
@@ -30,17 +31,17 @@ class CheckpointWatcher:
       directory: The folder of the checkpoints.
       timeout: The seconds to wait for a checkpoint without a sign of life of the run. None waits
         without limit.
-      run: What knows the run that saves the checkpoints.
+      sidecar: The sidecar of the run that saves the checkpoints.
       newest_only: Whether to skip all but the newest checkpoint. Otherwise all come in the order of
         steps.
     """
 
     def __init__(
-        self, directory: str, timeout: float | None, run: Sidecar, newest_only: bool = False
+        self, directory: str, timeout: float | None, sidecar: Sidecar, newest_only: bool = False
     ) -> None:
         self._directory = directory
         self._timeout = timeout
-        self._run = run
+        self._sidecar = sidecar
         self._newest_only = newest_only
         # Steps that were yielded, skipped or lost
         self._handled_steps: set[int] = set()
@@ -69,7 +70,7 @@ class CheckpointWatcher:
         last_log = -_LOG_SECONDS
         while not should_stop():
             # Read before looking for checkpoints, so that the last ones are seen.
-            is_finished = self._run.is_finished()
+            is_finished = self._sidecar.is_finished()
             path = self._next()
             if path is not None:
                 yield path
@@ -80,14 +81,14 @@ class CheckpointWatcher:
                 return
 
             now = time.monotonic()
-            if self._run.is_alive():
+            if self._sidecar.is_alive():
                 last_sign = now
             elif self._timeout is not None and now - last_sign >= self._timeout:
                 raise NothingToWaitForError(
                     f"no new checkpoint for {now - last_sign:.0f} s "
                     "(trainer.continuous_eval_timeout) "
                     f"in {self._directory}: {self._describe_folder()}; "
-                    f"{self._run.describe_trainer()}"
+                    f"{self._sidecar.describe_trainer()}"
                 )
 
             if now - last_log >= _LOG_SECONDS:
@@ -99,7 +100,7 @@ class CheckpointWatcher:
                     "waiting for %s (%s); %s; %s",
                     pattern,
                     self._describe_folder(),
-                    self._run.describe_trainer(),
+                    self._sidecar.describe_trainer(),
                     limit,
                 )
                 last_log = now
@@ -121,12 +122,12 @@ class CheckpointWatcher:
 
         The run keeps that checkpoint from now on.
         """
-        rewind_step = self._run.poll_rewind()
+        rewind_step = self._sidecar.poll_rewind()
         if rewind_step is not None:
             self._handled_steps = {step for step in self._handled_steps if step <= rewind_step}
             self._queued_steps = {step for step in self._queued_steps if step <= rewind_step}
 
-        done_steps = self._run.get_evaluated_steps() | self._handled_steps
+        done_steps = self._sidecar.get_evaluated_steps() | self._handled_steps
         last_step = max(done_steps, default=-1)
         checkpoints = complete_checkpoints(self._directory)
         steps = [
@@ -152,13 +153,13 @@ class CheckpointWatcher:
 
         self._queued_steps = set(steps)
         for step in steps:
-            self._run.protect_checkpoints(None if self._newest_only else step - 1, step)
+            self._sidecar.protect_checkpoints(None if self._newest_only else step - 1, step)
             self._handled_steps.add(step)
             # The run may have removed the checkpoint before it was protected.
             if os.path.exists(f"{checkpoints[step]}.index"):
                 return checkpoints[step]
             self._report_lost({step})
-        self._run.protect_checkpoints(None if self._newest_only else last_step, None)
+        self._sidecar.protect_checkpoints(None if self._newest_only else last_step, None)
         return None
 
     def _report_lost(self, steps: set[int]) -> None:

@@ -164,31 +164,28 @@ class RunHistory:
 
         extent = self.read_extent(step)
         saved_last, saved_size = _parse_extent(saved_extent, "history")
-        last, size = extent["history"]
+        _, size = extent["history"]
         if size < saved_size:
             _LOG.warning(
                 "%s has lost reports: it held %d bytes up to step %d when ckpt-%d was saved, and"
-                " now %d bytes up to step %d",
+                " now %d bytes",
                 self._history_writer.path,
                 saved_size,
                 saved_last,
                 step,
                 size,
-                last,
             )
 
         saved_count, saved_last = _parse_extent(saved_extent, "evaluations")
-        count, last = extent["evaluations"]
+        count, _ = extent["evaluations"]
         if count < saved_count:
             _LOG.warning(
-                "%s has lost evaluations: it held %d before step %d, up to step %d, and now %d up"
-                " to step %d",
+                "%s has lost evaluations: it held %d before step %d, up to step %d, and now %d",
                 self.ledger.path,
                 saved_count,
                 step,
                 saved_last,
                 count,
-                last,
             )
 
     def resume(self, step: int) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from trainer_kit.errors import TrainerKitError
 from trainer_kit.errors.user_frames import Frame, select_user_frames
 from trainer_kit.runtime.tensorflow_internals import get_dataset_functions, get_input_datasets
 
@@ -42,9 +40,6 @@ def iterate_transformations(dataset: tf.data.Dataset) -> Iterator[tf.data.Datase
     """Yields the dataset and all datasets that it is made from, each once.
 
     Datasets that are made inside its functions are not included.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not expose the structure.
     """
     pending = [dataset]
     visited = set()
@@ -93,17 +88,14 @@ def find_failed_op_line(message: str, dataset: object) -> Frame | None:
     if not isinstance(dataset, tf.data.Dataset):
         return None
     names = _NODE.findall(message)
-
-    # Some versions of TensorFlow do not expose the structure of a dataset.
-    with contextlib.suppress(TrainerKitError):
-        for part in iterate_transformations(dataset):
-            for graph in get_dataset_functions(part):
-                for operation in graph.get_operations():
-                    if operation.name not in names:
-                        continue
-                    frames = select_user_frames(operation.traceback)
-                    if frames:
-                        return frames[-1]
+    for part in iterate_transformations(dataset):
+        for graph in get_dataset_functions(part):
+            for operation in graph.get_operations():
+                if operation.name not in names:
+                    continue
+                frames = select_user_frames(operation.traceback)
+                if frames:
+                    return frames[-1]
     return None
 
 

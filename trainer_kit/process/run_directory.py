@@ -520,7 +520,9 @@ def list_installed_packages() -> tuple[tuple[str, str], ...]:
     packages = []
     for distribution in metadata.distributions():
         # `distribution.metadata` parses the long description too, which takes most of the time.
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        # The metadata of Debian's packages are a file without a folder.
+        texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
+        text = next(filter(None, texts), "")
         headers, _, _ = text.partition("\n\n")
         fields = email.message_from_string(headers)
         # A damaged package may have no name.

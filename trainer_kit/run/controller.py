@@ -746,7 +746,7 @@ class Controller:
           steps: The number of batches in an evaluation. -1 means all.
           timeout: The seconds to wait for a checkpoint without a sign of life of the run. None
             means no limit.
-          sidecar: What knows the run that saves the checkpoints.
+          sidecar: The sidecar of the run that saves the checkpoints.
           newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in
             order.
 

@@ -130,7 +130,7 @@ def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
     waits = "" if "input" in times.seconds else ", which include their unmeasured wait for data"
     largest_share = max(times.share(name) for name in times.seconds)
     if share < largest_share:
-        return f"nothing stands out: {usage}{waits}"
+        return f"no advice: {usage}{waits}"
 
     if settings.is_on_cpu and settings.is_fused:
         return (

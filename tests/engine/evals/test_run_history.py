@@ -164,8 +164,8 @@ def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("left", "history_end", "ledger_end"),
     [
-        (0, "and now 0 bytes up to step -1", "and now 0 up to step -1"),
-        (1, " bytes up to step 10", "and now 1 up to step 10"),
+        (0, "and now 0 bytes", "and now 0"),
+        (1, " bytes", "and now 1"),
     ],
 )
 def test_losses_of_history_and_ledger_are_reported(

@@ -67,12 +67,12 @@ def _build_account(
         (_build_account(steps=10), r"in steps of 9400 ms; "),
         (
             _build_account(start=40, input=19, step=20),
-            r"^nothing stands out: 20 % of the time was spent in steps of",
+            r"^no advice: 20 % of the time was spent in steps of",
         ),
         (_build_account(steps=0), r"^$"),
         (
             _build_account(report=9, input=19, step=8),
-            r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$",
+            r"^no advice: 8 % of the time was spent in steps of 8 ms$",
         ),
     ],
 )

@@ -630,7 +630,7 @@ def _all_finite(variables: Iterable[Variable]) -> tf.Tensor:
     # Small variables of one shape and dtype are summed together, since each operation has to be
     # traced, which takes about a millisecond.
     groups: dict[Any, list[tf.Variable]] = {}
-    native_variables = map(native_variable, variables)
+    native_variables = [native_variable(variable) for variable in variables]
     floating = [variable for variable in native_variables if variable.dtype.is_floating]
     for number, variable in enumerate(floating):
         shape = variable.shape

@@ -246,5 +246,5 @@ def _map_distinct_names(
 ) -> dict[str, tf.Variable]:
     """Maps names, each distinct, to tf.Variables."""
     distinct_names = make_distinct(names)
-    native_variables = map(native_variable, variables)
+    native_variables = [native_variable(variable) for variable in variables]
     return dict(zip(distinct_names, native_variables, strict=True))

@@ -28,9 +28,6 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
 
     Args:
       graph: The graph of the SavedModel's checkpoint.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not register the format.
     """
     path = _definition(graph.prefix)
     with tf.io.gfile.GFile(path, "rb") as stream:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainer_kit import files
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.errors import StorageError, UsageError, suggest_paths
+from trainer_kit.errors import ConfigError, StorageError, UsageError, suggest_paths
 from trainer_kit.evals.run_summary import is_run_folder, read_params
 
 # The fields that decide which checkpoints are the best, and where they are.
@@ -92,15 +92,16 @@ def explain_read_errors(path: Path) -> Iterator[None]:
 def read_best_options(folder: Path) -> TrainerConfig:
     """Returns a TrainerConfig with a run's settings of best checkpoints.
 
-    They are the defaults if params.yaml is missing or has a wrong value.
+    A setting that is missing or wrong has its default.
     """
     params = read_params(folder / "params.yaml") or {}
-    # A wrong value may be of any type. A FieldError is a ValueError.
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        trainer = params.get("trainer", {})
-        settings = {name: value for name, value in trainer.items() if name in _BEST_FIELDS}
-        return TrainerConfig(**settings)
-    return TrainerConfig()
+    options = TrainerConfig()
+    for name in _BEST_FIELDS:
+        # A wrong value may be of any type, also that of the section.
+        with contextlib.suppress(ConfigError, LookupError, TypeError, ValueError):
+            value = params["trainer"][name]
+            options = options.replace(**{name: value})
+    return options
 
 
 def list_folders(folder: Path) -> list[Path]:

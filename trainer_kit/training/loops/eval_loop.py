@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -69,10 +68,12 @@ class AttributeSnapshot:
 
     def __init__(self, objects: Sequence[object]) -> None:
         self._attributes = [(item, dict(vars(item))) for item in objects]
-        self._contents: list[tuple[str, Container, list[Any]]] = []
+        self._contents: list[tuple[str, Container, list[Any], list[Any]]] = []
         for item in objects:
             for name, container in _containers(item):
-                self._contents.append((name, container, _items(container)))
+                items = _items(container)
+                identities = _identify_items(container)
+                self._contents.append((name, container, items, identities))
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
@@ -90,21 +91,15 @@ class AttributeSnapshot:
                 else:
                     del now[name]
 
-        for name, container, items in self._contents:
-            # By identity, since the objects may not be comparable.
-            now_items = _items(container)
-            if list(map(id, now_items)) == list(map(id, items)):
+        for name, container, items, identities in self._contents:
+            if _identify_items(container) == identities:
                 continue
             changed.append(name)
             container.clear()
             if isinstance(container, list):
                 container.extend(items)
-            elif isinstance(container, set):
-                container.update(items)
             else:
-                keys = items[::2]
-                values = items[1::2]
-                container.update(zip(keys, values, strict=True))
+                container.update(items)
         return sorted(set(changed))
 
 
@@ -131,10 +126,15 @@ def _containers(item: object) -> Iterator[tuple[str, Container]]:
 
 
 def _items(container: Container) -> list[Any]:
-    """Returns the contents of a container. Each value of a dict follows its key."""
+    """Returns the contents of a container, of a dict as pairs."""
+    return list(container.items() if isinstance(container, dict) else container)
+
+
+def _identify_items(container: Container) -> list[Any]:
+    """Returns the ids of the contents of a container, which may not be comparable."""
     if isinstance(container, dict):
-        return list(itertools.chain.from_iterable(container.items()))
-    return list(container)
+        return [(id(key), id(value)) for key, value in container.items()]
+    return [id(item) for item in container]
 
 
 class NotInGraph(Exception):

@@ -56,6 +56,13 @@ def test_params_tell_what_is_best(tmp_path: Path) -> None:
     assert read_best_options(tmp_path) == TrainerConfig(**best)
 
 
+def test_a_wrong_setting_leaves_the_others(tmp_path: Path) -> None:
+    entries = {"two": {"metric": "loss", "unknown": 1}}
+    write_params(tmp_path, best_checkpoint_eval_metric="accuracy", best_checkpoints=entries)
+    expected = TrainerConfig(best_checkpoint_eval_metric="accuracy")
+    assert read_best_options(tmp_path) == expected
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
