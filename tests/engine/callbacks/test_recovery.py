@@ -368,13 +368,17 @@ def test_a_loss_diverges_above_its_bound_and_not_at_it(loss: float, step: int | 
     assert recovery.find_diverging_step(0, 2) == step
 
 
-def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fuse_steps", [1, 5])
+def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(
+    fuse_steps: int, tmp_path: Path
+) -> None:
     config = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}}
     steep = {**config, "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}}}
 
     _run(
         tmp_path,
         _Batched,
+        fuse_steps=fuse_steps,
         optimizer_config=steep,
         loss_upper_bound=50.0,
         recovery_max_trials=9,

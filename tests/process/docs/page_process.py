@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import random
 import runpy
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
-from typing import IO, Any
-from unittest import mock
 
 _TRAIN = ["python", "-m", "trainer_kit.train"]
 
@@ -51,52 +47,6 @@ def serve(commands: Connection) -> None:
 def run_in_background(line: str) -> None:
     """Does what a command of Python alone does, in a process of its own."""
     sys.exit(_perform(line))
-
-
-def run_sweep(line: str) -> None:
-    """Runs a sweep in a process of its own, which runs no op and forks the workers: without that
-    each of them would import TensorFlow.
-    """
-    from trainer_kit.sweeps import trial_runner
-
-    with mock.patch.object(trial_runner, "subprocess", SimpleNamespace(Popen=_ForkedWorker)):
-        run_in_background(line)
-
-
-class _ForkedWorker:
-    """What a sweep asks of the Popen of a worker, of a fork of this process."""
-
-    def __init__(
-        self, command: list[str], stdout: IO[bytes], pass_fds: Sequence[int], **options: Any
-    ) -> None:
-        (descriptor,) = pass_fds
-        fork = multiprocessing.get_context("fork")
-        self._process = fork.Process(
-            target=_work, args=(command[2:], stdout.fileno(), descriptor), daemon=False
-        )
-        self._process.start()
-        self.pid = self._process.pid
-
-    def wait(self) -> int | None:
-        self._process.join()
-        return self._process.exitcode
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-
-def _work(module: list[str], log: int, descriptor: int) -> None:
-    """Does what `python -m MODULE` does, with a new session, a log and one open descriptor."""
-    os.setsid()
-    for standard in (1, 2):
-        os.dup2(log, standard)
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-    sys.argv = module
-    folder = os.getcwd()
-    _forget(folder)
-    with _as_if_new(folder):
-        runpy.run_module(module[0], run_name="__main__", alter_sys=True)
 
 
 def _perform(line: str) -> int:

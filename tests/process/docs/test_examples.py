@@ -16,7 +16,7 @@ import pytest
 from scripts.examples import Command, Page, collect_files, read_page, read_pages
 from scripts.source_files import ROOT
 from tests.fork_server import Child, ForkServer
-from tests.process.docs.page_process import run_in_background, run_sweep, serve
+from tests.process.docs.page_process import run_in_background, serve
 
 PAGES = read_pages()
 _PYTHON = re.compile(r"(\w+=\S* )*(python -m trainer_kit\.train|python \w+\.py|trainer-kit) ?")
@@ -53,9 +53,6 @@ class Runner:
             child = self._server.start(run_in_background, command, folder=str(folder))
             self.background.append(child)
             return 0, ""
-        if line.startswith("trainer-kit sweep "):
-            end = self._server.run(run_sweep, line, folder=str(folder), timeout=_LONGEST)
-            return end.code, end.text
         return self._run_python(line, folder)
 
     def _run_python(self, line: str, folder: Path) -> tuple[int, str]:

@@ -173,8 +173,7 @@ def test_a_tf_function_reads_the_orders_of_the_loop(
 
 
 def test_one_optimizer_of_two_models_resumes_with_any_callbacks(tmp_path: Path) -> None:
-    def train_two_models(epochs: int, callbacks: Any, folder: Path | None = None) -> Any:
-        """Returns the weights after a loop by hand, or after train_loop if there is a folder."""
+    def train_two_models(epochs: int, callbacks: Any, folder: Path) -> list[Any]:
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(8)])
         decoder = keras.Sequential([keras.Input((8,)), keras.layers.Dense(784)])
@@ -187,31 +186,25 @@ def test_one_optimizer_of_two_models_resumes_with_any_callbacks(tmp_path: Path) 
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             return loss
 
-        if folder is None:
-            step = tf.function(train_step)
-            for x, y in batches().repeat(epochs):
-                step(x, y)
-        else:
-            tk_keras.train_loop(
-                train_step,
-                batches(),
-                epochs=epochs,
-                model=model,
-                optimizer=optimizer,
-                callbacks=callbacks,
-                verbose=0,
-                model_dir=str(folder),
-            )
-        return [variable.numpy() for variable in variables]
+        tk_keras.train_loop(
+            train_step,
+            batches(),
+            epochs=epochs,
+            model=model,
+            optimizer=optimizer,
+            callbacks=callbacks,
+            verbose=0,
+            model_dir=str(folder),
+        )
+        return [variable.numpy().tolist() for variable in variables]
 
-    expected = train_two_models(3, None)
+    expected = train_two_models(3, None, tmp_path / "straight")
     for epochs in (1, 2, 3):
         keras.layers.Dense(1)  # Keras counts layers in their names
         callbacks = [keras.callbacks.Callback()] if epochs == 2 else None
-        resumed = train_two_models(epochs, callbacks, tmp_path)
+        resumed = train_two_models(epochs, callbacks, tmp_path / "stopped")
 
-    for weights, expected_weights in zip(resumed, expected, strict=True):
-        np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-7)
+    assert resumed == expected
 
 
 def test_scalars_of_a_dict_are_means_over_the_examples(tmp_path: Path) -> None:

@@ -75,20 +75,25 @@ def test_a_resumed_run_goes_on_with_rate_patience_and_bar(
     def halve(epoch: int, rate: float) -> float:
         return rate / 2 if epoch else rate
 
-    def run(*others: Any, patience: int) -> Any:
+    def run(folder: str, *others: Any, patience: int = 4) -> Any:
         callbacks = [
             keras.callbacks.LearningRateScheduler(halve),
             keras.callbacks.EarlyStopping("val_loss", 10.0, patience),
             keras.callbacks.ProgbarLogger(),
             *others,
         ]
-        return fit(linear(), tmp_path, callbacks, epochs=9, checkpoint_interval=2, verbose=1)
+        return fit(
+            linear(), tmp_path / folder, callbacks, epochs=9, checkpoint_interval=2, verbose=1
+        )
 
+    whole = run("whole")
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        run(StopAt(12), patience=9)  # at the end of the third epoch
+        run("stopped", StopAt(12), patience=9)  # at the end of the third epoch
     capsys.readouterr()
-    resumed = run(patience=4)  # the program's patience counts, not that of the checkpoint
+    resumed = run("stopped")  # the program's patience counts, not that of the checkpoint
 
+    assert resumed.history == whole.history
+    assert_same_weights(resumed.model, whole.model)
     rates = [1e-2 * 0.5**epoch for epoch in range(5)]
     assert resumed.history["learning_rate"] == pytest.approx(rates)
     # Epochs that were waited for before the stop count: with four more there would be more epochs.

@@ -122,41 +122,48 @@ def fit_model(folder: Path, epochs: int, model: Any, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A fit of two epochs in two starts: the old classifier of the first start and its weights, the
-    model and the history of the second one.
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A fit of two epochs: its old classifier and the weights of that before, its model and its
+    history.
     """
-    folder = tmp_path_factory.mktemp("resumed")
     old = old_classifier()
     before = [weight.copy() for weight in old.get_weights()]
-    fit_model(folder, 1, bct_model(old, gallery=GALLERY))
-
-    # Its old classifier has new values: those of the run are in its checkpoint.
-    model = bct_model(gallery=GALLERY)
-    history = fit_model(folder, 2, model)
+    model = bct_model(old, gallery=GALLERY)
+    history = fit_model(tmp_path_factory.mktemp("whole"), 2, model)
     return {"old": old, "before": before, "model": model, "history": history}
 
 
-def test_a_resumed_fit_has_the_numbers_of_keras(resumed: dict[str, Any]) -> None:
-    model = bct_model(resumed["old"], gallery=GALLERY)
+def test_a_fit_has_the_numbers_of_keras(whole: dict[str, Any]) -> None:
+    model = bct_model(whole["old"], gallery=GALLERY)
     plain = model.fit(X, Y, batch_size=16, epochs=2, validation_data=(X, Y), verbose=0).history
 
-    assert resumed["history"].keys() == plain.keys()
+    assert whole["history"].keys() == plain.keys()
     assert {"influence_loss", "old_accuracy", "val_cross_retrieval"} <= plain.keys()
     for name, values in plain.items():
-        np.testing.assert_allclose(resumed["history"][name], values, rtol=1e-5, err_msg=name)
-    for variable, expected in zip(resumed["model"].variables, model.variables, strict=True):
+        np.testing.assert_allclose(whole["history"][name], values, rtol=1e-5, err_msg=name)
+    for variable, expected in zip(whole["model"].variables, model.variables, strict=True):
         np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6, err_msg=variable.path)
 
 
-def test_the_old_classifier_is_in_no_optimizer(resumed: dict[str, Any]) -> None:
-    model = resumed["model"]
+def test_a_resumed_fit_has_the_same_bits(whole: dict[str, Any], tmp_path: Path) -> None:
+    fit_model(tmp_path, 1, bct_model(whole["old"], gallery=GALLERY))
+    # Its old classifier has new values: those of the run are in its checkpoint.
+    model = bct_model(gallery=GALLERY)
+    history = fit_model(tmp_path, 2, model)
+
+    assert history == whole["history"]
+    for variable, expected in zip(model.variables, whole["model"].variables, strict=True):
+        assert variable.numpy().tobytes() == expected.numpy().tobytes()
+    np.testing.assert_equal(model.old_classifier.get_weights(), whole["before"])
+
+
+def test_the_old_classifier_is_in_no_optimizer(whole: dict[str, Any]) -> None:
+    model = whole["model"]
     paths = [variable.path for variable in model.trainable_variables]
 
     assert paths == ["embedding/kernel", "embedding/bias", "head/kernel", "head/bias"]
     assert len(model.optimizer.variables) == 2 + 4
-    for weights in (resumed["old"].get_weights(), model.old_classifier.get_weights()):
-        np.testing.assert_equal(weights, resumed["before"])
+    np.testing.assert_equal(whole["old"].get_weights(), whole["before"])
 
 
 def test_the_losses_of_two_replicas_add_up_to_that_of_one() -> None:
