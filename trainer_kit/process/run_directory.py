@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import email
 import functools
 import glob
 import logging
@@ -519,14 +518,11 @@ def list_installed_packages() -> tuple[tuple[str, str], ...]:
     """Returns the names and versions of all installed packages, in the order of their names."""
     packages = []
     for distribution in metadata.distributions():
-        # `distribution.metadata` parses the long description too, which takes most of the time.
-        # The metadata of Debian's packages are a file without a folder.
-        texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
-        text = next(filter(None, texts), "")
-        headers, _, _ = text.partition("\n\n")
-        fields = email.message_from_string(headers)
-        # A damaged package may have no name.
-        packages.append((str(fields["Name"]), str(fields["Version"])))
+        # Each access to the metadata parses it again. A damaged package may have no name.
+        description = distribution.metadata
+        name = str(description["Name"])
+        version = str(description["Version"])
+        packages.append((name, version))
     return tuple(sorted(packages))
 
 
