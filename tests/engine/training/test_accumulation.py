@@ -123,6 +123,7 @@ def test_4_times_8_examples_train_as_32_do(caplog: pytest.LogCaptureFixture) -> 
 # 3 does not divide 32, and with 32 parts each example is one.
 FORMS: dict[str, dict[str, Any]] = {
     "fused": {"accumulate_steps": 3, "fuse_steps": 2},
+    "steps from Python": {"accumulate_steps": 3, "train_tf_while_loop": False},
     "eager": {"accumulate_steps": 3, "train_tf_while_loop": False, "train_tf_function": False},
     "XLA": {"accumulate_steps": 4, "runtime": {"enable_xla": True}},
     "one thread": {"accumulate_steps": 32, "runtime": {"executor": "single_threaded"}},

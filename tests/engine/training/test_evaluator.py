@@ -574,7 +574,12 @@ class _LazyTask(LinearTask):
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         metrics = keras.metrics
-        return [metrics.F1Score("macro"), metrics.R2Score(), _Lazy()]
+        return [
+            metrics.F1Score("macro"),
+            metrics.R2Score(),
+            metrics.AUC(multi_label=True, name="auc"),
+            _Lazy(),
+        ]
 
     def process_metrics(self, metrics: Any, labels: Any, model_outputs: Any, **kwargs: Any) -> None:
         for metric in metrics:
@@ -583,7 +588,7 @@ class _LazyTask(LinearTask):
 
 def test_metrics_that_make_variables_late_have_keras_values() -> None:
     trainer = seeded_trainer(linear_experiment(best_checkpoint_eval_metric="lazy"), _LazyTask, 2)
-    names = ["f1_score", "r2_score", "lazy"]
+    names = ["f1_score", "r2_score", "auc", "lazy"]
 
     assert trainer.validation_metric_names() == [*names, "validation_loss"]
     assert {*names} < trainer.train(tf.constant(2)).keys()

@@ -45,10 +45,10 @@ def new_names() -> None:
     keras.utils.clear_session()
 
 
-def _create_trainer(**trainer: Any) -> Trainer:
+def _create_trainer(count: int = 1, **trainer: Any) -> Trainer:
     config = tiny_experiment(**{"optimizer_config": ADAMW, "freeze": BODY, **trainer})
     config = config.replace(task={"train_data": {"global_batch_size": 16}})
-    return seeded_trainer(config, Normalized, evaluate=False)
+    return seeded_trainer(config, Normalized, count, evaluate=False)
 
 
 def _are_equal(before: Any, after: Any, which: slice) -> list[bool]:
@@ -56,7 +56,7 @@ def _are_equal(before: Any, after: Any, which: slice) -> list[bool]:
 
 
 def test_frozen_weights_keep_their_bits_and_have_no_slots() -> None:
-    trainer = _create_trainer(optimizer_config={**ADAMW, "ema": {}})
+    trainer = _create_trainer(2, optimizer_config={**ADAMW, "ema": {}})
     before = trainer.model.get_weights()
 
     trainer.train(tf.constant(20))

@@ -24,7 +24,7 @@ _POSITIONS = some.builds(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(_POSITIONS, some.integers(0, 40))
 def test_nth_after_and_stretches_agree_with_single_batches(position: Position, steps: int) -> None:
     used = _list_used_batches(position, steps + 5)

@@ -296,6 +296,13 @@ class OldBatches(tf_keras.utils.Sequence):
         return Batches()[number]
 
 
+def endless_batches() -> Any:
+    """Yields batches without end."""
+    batches = Batches()
+    while True:
+        yield from (batches[number] for number in range(len(batches)))
+
+
 def pairs() -> tf.data.Dataset:
     """Returns examples one by one."""
     return tf.data.Dataset.from_tensor_slices((X, Y))

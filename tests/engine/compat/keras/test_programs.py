@@ -24,6 +24,7 @@ from tests.engine.compat.keras.keras_programs import (
     assert_same_weights,
     classifier,
     custom_step,
+    endless_batches,
     gan,
     linear,
     model_with_tensor_conditions,
@@ -88,6 +89,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "a PyDataset, a model that is not built": (
         unbuilt_classifier,
         lambda: {"x": Batches(workers=2), "shuffle": False},
+    ),
+    "a generator without end": (
+        classifier,
+        lambda: {"x": endless_batches(), "steps_per_epoch": 5},
     ),
     "a Sequence of tf_keras, conditions of tensors in the model": (
         model_with_tensor_conditions,

@@ -80,7 +80,7 @@ def test_a_far_position_is_reached_at_once() -> None:
     assert np.sort(epochs, axis=1).tolist() == [list(range(EXAMPLES))] * 4
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(some.data())
 def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataObject) -> None:
     examples = data.draw(some.integers(1, 23))

@@ -152,7 +152,9 @@ def _read_all(build_inputs: Any) -> np.ndarray:
 
 @pytest.mark.usefixtures("_global_seed")
 @pytest.mark.parametrize("build_inputs", [_build_array_inputs, _build_plain_inputs])
-@pytest.mark.parametrize("position", [Position(9), Position(3, (3, 4, 9)), Position(0, (0, 5))])
+@pytest.mark.parametrize(
+    "position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
+)
 def test_data_begins_at_the_position_without_left_out_batches(
     position: Position, build_inputs: Any
 ) -> None:
