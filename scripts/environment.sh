@@ -39,7 +39,11 @@ find_python() {
     return 2
 }
 
-pip_install() { .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input "$@"; }
+# On a terminal pip shows its progress.
+pip_install() {
+    [[ -t 1 ]] || set -- -qq "$@"
+    .venv/bin/python -m pip install --disable-pip-version-check --no-input "$@"
+}
 
 # What builds packages comes from the lock too, so it goes first and builds run without isolation.
 build_tools() { awk '/^[^ ]/ { keep = /^(setuptools|setuptools-scm|wheel|packaging|tomli|typing-extensions)==/ } keep' requirements.lock; }

@@ -49,7 +49,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Mult: ast.Add,
 }
 _LOGS = ("_LOG.", "warnings.warn", "print")  # calls whose absence only a reader of the log notices
-_COPIED = ("trainer_kit", "tests", "scripts", "experiments", "configs", "docs")
+_COPIED = ("trainer_kit", "tests", "scripts", "configs", "docs")
 _LIMITS = {
     False: 300,
     True: 3600,

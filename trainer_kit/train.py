@@ -30,6 +30,7 @@ from trainer_kit.files import expand_argument, follow_links
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.startup_signals import record_exit_code
+from trainer_kit.process.tensorflow_log import quiet_tensorflow
 from trainer_kit.run.flag_texts import format_help_text
 from trainer_kit.run.flags import (
     build_request,
@@ -40,6 +41,8 @@ from trainer_kit.run.flags import (
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor import supervise
 from trainer_kit.runtime.tf_config import read_worker_index
+
+_LOG = logging.getLogger("trainer_kit")
 
 
 class _CurrentStderr:
@@ -58,6 +61,7 @@ def prepare_run(values: flags.FlagValues) -> Callable[..., Any]:
     Imports TensorFlow after the config is checked.
     """
     resolved = check_request(build_request(values))
+    _LOG.info("the config is valid; importing TensorFlow")
 
     # The imports make half a million objects that stay. To collect garbage among them, now and at
     # the end of the process, would take a quarter of the start of a run.
@@ -118,7 +122,7 @@ def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code. Prints errors in a few lines."""
     argv = list(map(expand_argument, sys.argv if argv is None else argv))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet_tensorflow()
     stderr = cast(TextIO, _CurrentStderr())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=stderr)
     logging.getLogger("trainer_kit").setLevel(logging.INFO)

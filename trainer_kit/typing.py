@@ -7,7 +7,7 @@ checkers: nothing is checked against them at run time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import keras
@@ -20,6 +20,8 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 Variable: TypeAlias = tf.Variable | keras.Variable
 # A dataset of one replica, or one that a strategy has distributed.
 Dataset: TypeAlias = tf.data.Dataset | tf.distribute.DistributedDataset
+# A function that takes the logs of a training loop or of an evaluation, as in Orbit.
+Action: TypeAlias = Callable[[Any], None]
 # Anything that TensorFlow converts to a scalar tensor of floats.
 FloatLike: TypeAlias = float | tf.Tensor | tf.Variable
 # Anything that TensorFlow converts to a scalar tensor of integers.

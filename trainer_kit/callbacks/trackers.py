@@ -23,7 +23,7 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.serialize import parse_params
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, get_install_command
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import read_manifest
 from trainer_kit.process.run_lock import EndState, get_end_state
@@ -221,7 +221,7 @@ class _PackagedTracker(Tracker):
         spec = find_spec(self.name)
         # A folder of this name, such as that of W&B's files, has no origin.
         if spec is None or spec.origin is None:
-            raise UsageError(f"{self.name} is not installed: pip install 'trainer_kit[tracking]'")
+            raise UsageError(f"{self.name} is not installed: {get_install_command('tracking')}")
 
 
 @dataclass(eq=False)

@@ -1,7 +1,8 @@
 """Lists what a config can name, such as experiments, optimizers, metrics and callbacks.
 
 It also lists schedules, gradient processors and datasets. Experiments are those in ./experiments,
-modules named by --import_module, and in entry points, with --all also those of other frameworks.
+modules named by --import_module, in entry points and in trainer_kit, with --all also those of other
+frameworks.
 Registered names are listed if their modules are imported: with --import_module, or by
 ./experiments.
 """
@@ -9,6 +10,7 @@ Registered names are listed if their modules are imported: with --import_module,
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -59,13 +61,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.all:
         discovery.register_framework_experiments()
         names = experiments.names()
-    if not names and not broken:
-        print(
-            "no experiments here; go to a folder that has experiments/, or name a module with"
-            " --import_module"
-        )
-    _print({name: _get_first_line(experiments.lookup(name)) for name in names})
+    sentences = {name: _get_first_line(experiments.lookup(name)) for name in names}
+    _print(dict(sorted({**_read_shipped_sentences(), **sentences}.items())))
     return ExitCode.DONE
+
+
+def _read_shipped_sentences() -> dict[str, str]:
+    """Returns the first line of the docstring of each shipped experiment.
+
+    Nothing is imported, since most of them import TensorFlow.
+    """
+    sentences = {}
+    for name in discovery.list_shipped_experiments():
+        file = discovery.SHIPPED_FOLDER / name / "__init__.py"
+        if not file.exists():
+            file = discovery.SHIPPED_FOLDER / f"{name}.py"
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        sentences[name] = docstring.partition("\n")[0]
+    return sentences
 
 
 def _print(sentences: Mapping[str, str]) -> None:

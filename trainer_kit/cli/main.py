@@ -28,6 +28,7 @@ from trainer_kit.cli import (
     checkpoint_rename,
     evals,
     export,
+    init_project,
     list_names,
     predict,
     show,
@@ -40,8 +41,10 @@ from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
 from trainer_kit.files import expand_argument
 from trainer_kit.process.error_report import print_error, print_to_stderr
 from trainer_kit.process.startup_signals import get_signal_exit_code
+from trainer_kit.process.tensorflow_log import quiet_tensorflow
 
 VERBS = {
+    "init": init_project,
     "list": list_names,
     "show": show,
     "check": check,
@@ -156,7 +159,7 @@ def add_common_arguments(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet_tensorflow()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
     # argparse itself takes the paths of `show` only before the flags.

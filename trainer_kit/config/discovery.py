@@ -1,4 +1,4 @@
-"""Finds experiments in the working directory, in named modules and in entry points.
+"""Finds experiments: of the working directory, named modules, entry points and trainer_kit itself.
 
 The modules are named on the command line. TensorFlow is imported only if a user's module imports
 it.
@@ -17,11 +17,13 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+import trainer_kit
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import UsageError, find_similar_names, suggest_names, suggest_paths
 from trainer_kit.files import expand_home
 
 EXPERIMENT_ENTRY_POINT_GROUP = "trainer_kit.experiments"
+SHIPPED_FOLDER = Path(trainer_kit.__file__).parent / "experiments"
 FRAMEWORK_ENTRY_POINT_GROUP = "trainer_kit.doors"
 
 
@@ -71,7 +73,8 @@ def import_experiment(
     1. `modules`, all of which are imported.
     2. The module `experiments.<first part of the name>` in the working directory.
     3. The entry points of the group `trainer_kit.experiments`.
-    4. The entry points of the group `trainer_kit.doors`. A door is a function that registers
+    4. The experiments that come with trainer_kit.
+    5. The entry points of the group `trainer_kit.doors`. A door is a function that registers
        experiments of another framework: the one whose name it is given, or without a name all that
        it knows.
 
@@ -96,12 +99,16 @@ def import_experiment(
             if point.name in (name, first_part):
                 _load_entry_point(point)
 
+    if name not in experiments and name in list_shipped_experiments():
+        importlib.import_module(f"trainer_kit.experiments.{name}")
+
     # The user's own names are collected before the door adds those of another framework.
     if name not in experiments:
         own_names = {
             *experiments.names(),
             *list_local_experiments(),
             *(point.name for point in _get_experiment_entry_points()),
+            *list_shipped_experiments(),
         }
         register_framework_experiments(name)
 
@@ -109,13 +116,8 @@ def import_experiment(
         register_framework_experiments()
         all_names = sorted({*own_names, *experiments.names()})
         has_similar_name = bool(find_similar_names(name, all_names))
-        advice = (
-            f"there is no folder experiments/ in {os.getcwd()}, and no installed package has"
-            " experiments"
-        )
         # Of the experiments of another framework, only near names are listed.
-        if own_names or has_similar_name:
-            advice = suggest_names(name, all_names if has_similar_name else sorted(own_names))
+        advice = suggest_names(name, all_names if has_similar_name else sorted(own_names))
 
         flag = "--experiment: " if option.startswith("--") else ""
         advice += " If not, name" if advice.endswith("?") else "; name"
@@ -126,7 +128,7 @@ def import_experiment(
 
 
 def import_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
-    """Imports every place that experiments come from.
+    """Imports every place that experiments of the user come from.
 
     Returns:
       The sorted names of the experiments, and an error for each other package, module or entry
@@ -164,9 +166,15 @@ def register_framework_experiments(name: str = "") -> None:
 
 def list_local_experiments() -> list[str]:
     """Returns the names of the packages and modules in `experiments/` of the working directory."""
-    folder = Path("experiments")
-    if not folder.is_dir():
-        return []
+    return _list_modules(Path("experiments"))
+
+
+def list_shipped_experiments() -> list[str]:
+    """Returns the names of the experiments that come with trainer_kit."""
+    return _list_modules(SHIPPED_FOLDER)
+
+
+def _list_modules(folder: Path) -> list[str]:
     names = {path.parent.name for path in folder.glob("*/__init__.py")}
     for path in folder.glob("*.py"):
         if path.stem != "__init__":

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# The name in package indexes, as in pyproject.toml. `trainer-kit` is too near to another project's.
+DISTRIBUTION = "tf-trainer-kit"
+
 
 class ExitCode(enum.IntEnum):
     """The exit codes of all commands; EXIT_CODES has their meanings."""
@@ -53,6 +56,11 @@ class TrainerKitError(Exception):
     """A failure whose message explains it to the user, without a traceback."""
 
     exit_code: ExitCode = ExitCode.BUG
+
+
+def get_install_command(extra: str) -> str:
+    """Returns the command that installs what an extra of trainer_kit needs."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def find_trainer_kit_error(error: BaseException) -> TrainerKitError | None:

@@ -21,6 +21,8 @@ from typing import Any
 _ERRORS_FOLDER = os.path.dirname(os.path.abspath(__file__))
 # The folders of this package and of Python's libraries, with a slash at the end
 _PACKAGE = os.path.dirname(_ERRORS_FOLDER) + os.sep
+# They are written as those of users, and count as theirs.
+_SHIPPED_EXPERIMENTS = os.path.join(_PACKAGE, "experiments", "")
 _STANDARD = (
     os.path.join(sysconfig.get_path("stdlib"), ""),
     os.path.join(sysconfig.get_path("platstdlib"), ""),
@@ -86,6 +88,8 @@ def find_user_frames(error: BaseException) -> list[Frame]:
 
 def is_user_file(file: str) -> bool:
     """Whether a source file is the user's: neither installed nor part of Python or trainer_kit."""
+    if file.startswith(_SHIPPED_EXPERIMENTS):
+        return True
     if (
         file.startswith((_PACKAGE, *_STANDARD))
         or _AUTOGRAPH_FILE in file

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any, Protocol
 
-from trainer_kit import files
+from trainer_kit import __version__, files
 from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
@@ -32,7 +32,7 @@ from trainer_kit.process.user_code import describe_code_changes
 
 # With the step it names the folder of a run in continuous_train_and_eval.
 FINETUNE = "finetune-"
-PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
+PACKAGES = ("tensorflow", "keras", "tf-models-official", "numpy")
 
 # The number of folders from evals/<name>/best_ckpt to the folder of the run.
 _FOLDERS_UP = 4
@@ -509,7 +509,10 @@ def get_versions() -> dict[str, Any]:
     """Returns the versions of Python and of the packages, for the manifest."""
     return {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {
+            "trainer_kit": __version__,
+            **{name: _version(name) for name in PACKAGES},
+        },
     }
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import orbit
 import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback, Run
@@ -500,9 +499,15 @@ def _build_actions(plan: RunPlan, trainer: BaseTrainer, manager: CheckpointManag
     resolver = getattr(plan.strategy, "cluster_resolver", None)
     is_tpu = isinstance(resolver, tf.distribute.cluster_resolver.TPUClusterResolver)
     if plan.config.trainer.preemption_on_demand_checkpoint and is_tpu:
-        train_actions.append(
-            orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step)
-        )
+        handler = tf.distribute.experimental.PreemptionCheckpointHandler(resolver, manager)
+
+        def save_if_preempted(logs: object) -> None:
+            del logs
+            handler.save_checkpoint_if_preempted(
+                checkpoint_number=trainer.global_step, check_interval=False
+            )
+
+        train_actions.append(save_if_preempted)
 
     eval_actions = trainer.build_eval_actions(plan.config, plan.directory.output_dir)
     return Actions(train_actions, [*plan.eval_actions, *eval_actions])

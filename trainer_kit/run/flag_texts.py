@@ -11,7 +11,7 @@ from trainer_kit.config.modes import MODES
 
 EXAMPLES = {
     (
-        "Train an experiment from the folder experiments/, evaluate it during training, and write"
+        "Train an experiment that comes with trainer_kit, evaluate it during training, and write"
         " to runs/digits:"
     ): (
         "python -m trainer_kit.train --experiment=digits --mode=train_and_eval"

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-
-import orbit
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
@@ -20,6 +18,10 @@ from trainer_kit.process.signals import StopSignals
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import OrbitLoopCheck
 from trainer_kit.training.loops.intervals import LoopRange
+from trainer_kit.typing import Action
+
+if TYPE_CHECKING:
+    import orbit
 
 
 class Actions(Callback):
@@ -40,8 +42,8 @@ class Actions(Callback):
 
     def __init__(
         self,
-        train_actions: Sequence[orbit.Action] = (),
-        eval_actions: Sequence[orbit.Action] = (),
+        train_actions: Sequence[Action] = (),
+        eval_actions: Sequence[Action] = (),
     ) -> None:
         self.train_actions = list(train_actions)
         self.eval_actions = list(eval_actions)
@@ -59,7 +61,7 @@ class Actions(Callback):
 
 
 def _call_actions(
-    actions: Sequence[orbit.Action], run: Run, logs: Mapping[str, object], before: int
+    actions: Sequence[Action], run: Run, logs: Mapping[str, object], before: int
 ) -> None:
     """Calls actions at the step `before`.
 
@@ -79,9 +81,7 @@ def _call_actions(
         run.rewind(step, f"an action has taken the run back from step {before} to step {step}")
 
 
-def register_states(
-    trainer: BaseTrainer, actions: Sequence[orbit.Action], kind: str = "action"
-) -> None:
+def register_states(trainer: BaseTrainer, actions: Sequence[Action], kind: str = "action") -> None:
     """Adds the states of actions to every checkpoint. To be called before the restore.
 
     Args:
@@ -96,13 +96,13 @@ def register_states(
             trainer.register_state(name, action.state, restore)
 
 
-def _restore_action(action: orbit.Action, state: Any) -> None:
+def _restore_action(action: Action, state: Any) -> None:
     # A checkpoint may have no state of the action.
     if state is not None:
         action.restore(state)
 
 
-def list_actions(name: str, actions: Iterable[orbit.Action] | None) -> list[orbit.Action]:
+def list_actions(name: str, actions: Iterable[Action] | None) -> list[Action]:
     """Returns train_actions or eval_actions as a list, even if they were an iterator.
 
     Args:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import orbit
+import keras
 import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback
@@ -46,7 +46,7 @@ from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.summary_manager import SummaryManagerLike
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.intervals import Epochs
-from trainer_kit.typing import TaskLike
+from trainer_kit.typing import Action, TaskLike
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class RunOptions:
 
     run_post_eval: bool = False
     save_summary: bool = True
-    train_actions: Sequence[orbit.Action] | None = None
-    eval_actions: Sequence[orbit.Action] | None = None
+    train_actions: Sequence[Action] | None = None
+    eval_actions: Sequence[Action] | None = None
     trainer: BaseTrainer | None = None
     controller_cls: type[Any] = Controller
     summary_manager: SummaryManagerLike | None = None
@@ -113,8 +113,8 @@ class RunPlan:
     strategy: tf.distribute.Strategy
     directory: RunDirectory
     checkpoint: str
-    train_actions: Sequence[orbit.Action]
-    eval_actions: Sequence[orbit.Action]
+    train_actions: Sequence[Action]
+    eval_actions: Sequence[Action]
     callbacks: Sequence[Callback]
     original_config: ExperimentConfig
     changes: Sequence[Change] = ()
@@ -195,11 +195,16 @@ def plan_run(
     Changes no file.
 
     Raises:
-      UsageError: for an unknown mode, a missing checkpoint, or objects that are not actions or
-        callbacks.
+      UsageError: for an unknown mode, a missing checkpoint, objects that are not actions or
+        callbacks, or another backend of Keras.
       ConfigError: when the run in model_dir was started with another config, or the mode trains no
         steps to profile.
     """
+    if keras.config.backend() != "tensorflow":
+        raise UsageError(
+            f"Keras runs on {keras.config.backend()}, but trainer_kit trains with TensorFlow; set"
+            " KERAS_BACKEND=tensorflow before Keras is imported"
+        )
     mode_properties = lookup_mode(mode)
     if not mode_properties.is_single_run:
         raise UsageError(

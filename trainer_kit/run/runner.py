@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orbit
 import tensorflow as tf
 
 from trainer_kit import files
@@ -63,7 +62,10 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.step_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import choose_optimizer
-from trainer_kit.typing import TaskLike
+from trainer_kit.typing import Action, TaskLike
+
+if TYPE_CHECKING:
+    import orbit
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,8 +78,8 @@ def run_experiment(
     model_dir: str,
     run_post_eval: bool = False,
     save_summary: bool = True,
-    train_actions: Sequence[orbit.Action] | None = None,
-    eval_actions: Sequence[orbit.Action] | None = None,
+    train_actions: Sequence[Action] | None = None,
+    eval_actions: Sequence[Action] | None = None,
     trainer: Trainer | None = None,
     controller_cls: type[Controller] | type[orbit.Controller] = Controller,
     summary_manager: SummaryManagerLike | None = None,

@@ -19,8 +19,8 @@ def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy, TensorFlow, Keras and an imported tf_keras; runs eagerly, on the host.
 
     Called before the model is built, two runs of equal code draw equal initial weights, dropout
-    masks and shuffles. Orbit imports tf_keras, so no run imports it later. TensorFlow's runtime is
-    not started, so devices can still be configured.
+    masks and shuffles. An installed tf_keras is imported with trainer_kit.training. TensorFlow's
+    runtime is not started, so devices can still be configured.
 
     Args:
       seed: 0 to 2**32 - 1.

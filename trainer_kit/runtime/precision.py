@@ -18,7 +18,7 @@ def set_precision(runtime: RuntimeConfig) -> None:
 
     Under float16 and bfloat16 layers compute in that type and keep float32 weights. Without a
     mixed_precision_dtype the policy does not change. An imported tf_keras gets the same policy.
-    Orbit imports tf_keras, so no run imports it later.
+    An installed tf_keras is imported with trainer_kit.training.
 
     Args:
       runtime: Its mixed_precision_dtype is used. The loss scale of float16 belongs to the

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
-from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.errors import UsageError, get_install_command, suggest_names
 from trainer_kit.process.error_report import format_reason
 from trainer_kit.serving.inference_function import InferenceFunction, overrides
 
@@ -282,8 +282,8 @@ def import_runtime(module: str, format_name: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise UsageError(
-            f"{format_name}: the package {package} is not installed; pip install"
-            " 'trainer_kit[export]'"
+            f"{format_name}: the package {package} is not installed;"
+            f" {get_install_command('export')}"
         ) from error
 
 

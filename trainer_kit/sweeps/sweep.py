@@ -112,7 +112,8 @@ class Sweep:
         Raises:
           UsageError: when the folder of a new trial exists already.
         """
-        cores = sorted(os.sched_getaffinity(0))
+        # macOS has no affinities.
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         runners: list[TrialRunner] = []
         try:
             for job in range(jobs):

@@ -126,4 +126,5 @@ class TrialRunner:
                 command, stdout=log, stderr=log, pass_fds=[descriptor], start_new_session=True
             )
         # TensorFlow counts these when it is imported.
-        os.sched_setaffinity(self._process.pid, self._cores)
+        if self._cores:
+            os.sched_setaffinity(self._process.pid, self._cores)

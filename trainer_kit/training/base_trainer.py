@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import orbit
-
 from trainer_kit.training.loops.iterators import StopFlag
+from trainer_kit.training.orbit_bases import AbstractEvaluator, AbstractTrainer
 from trainer_kit.typing import CheckpointExporter
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class CustomParts:
     overrides_eval_end: bool = False
 
 
-class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
+class BaseTrainer(AbstractTrainer, AbstractEvaluator):
     """A trainer and evaluator that the engine can drive.
 
     Trainer is one. Inherit from this class to write another. A subclass has train, evaluate,

@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR_SUFFIX
@@ -838,7 +837,13 @@ class Trainer(Evaluator):
 
     def _build_global_step(self) -> tf.Variable:
         """Returns the global step, an int64 scalar."""
-        return orbit.utils.create_global_step()
+        return tf.Variable(
+            0,
+            dtype=tf.int64,
+            name="global_step",
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
     def _build_optimizers(
         self,

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from experiments.bct_digits.task import compute_retrieval, masked_cross_entropy
+from trainer_kit.experiments.bct_digits.task import compute_retrieval, masked_cross_entropy
 from trainer_kit.run.launcher import launch
 
 SHORT = {"train_steps": 60, "steps_per_loop": 60, "summary_interval": 60, "validation_interval": 60}

@@ -10,20 +10,20 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from experiments.char_lm import CharLmConfig, char_lm
-from experiments.char_lm.config import CharLmModelConfig
-from experiments.char_lm.model import build_transformer
-from experiments.char_lm.task import CharLmTask, split_targets
-from experiments.char_lm.text import (
+from trainer_kit import DataError
+from trainer_kit.config.experiment_registry import lookup_task_class
+from trainer_kit.errors import ConfigError
+from trainer_kit.experiments.char_lm import CharLmConfig, char_lm
+from trainer_kit.experiments.char_lm.config import CharLmModelConfig
+from trainer_kit.experiments.char_lm.model import build_transformer
+from trainer_kit.experiments.char_lm.task import CharLmTask, split_targets
+from trainer_kit.experiments.char_lm.text import (
     VOCABULARY,
     cut_windows,
     is_held_out,
     list_source_files,
     read_text,
 )
-from trainer_kit import DataError
-from trainer_kit.config.experiment_registry import lookup_task_class
-from trainer_kit.errors import ConfigError
 from trainer_kit.run.launcher import launch
 
 SMALL = CharLmModelConfig(context=12, layers=2, width=16, heads=2)

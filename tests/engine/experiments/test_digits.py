@@ -9,12 +9,12 @@ import pytest
 from sklearn.datasets import load_digits
 
 import trainer_kit
-from experiments.digits import DigitsConfig, digits
-from experiments.digits import task as digits_task
-from experiments.digits_mlp import DigitsMlpConfig, digits_mlp
-from experiments.digits_mlp import task as digits_mlp_task
-from experiments.digits_tasks import digits_tasks
 from trainer_kit.config.experiment_registry import lookup_task_class
+from trainer_kit.experiments.digits import DigitsConfig, digits
+from trainer_kit.experiments.digits import task as digits_task
+from trainer_kit.experiments.digits_mlp import DigitsMlpConfig, digits_mlp
+from trainer_kit.experiments.digits_mlp import task as digits_mlp_task
+from trainer_kit.experiments.digits_tasks import digits_tasks
 from trainer_kit.run.launcher import launch
 
 

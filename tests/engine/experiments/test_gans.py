@@ -11,9 +11,18 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from experiments.gan_digits.task import CoverageDistance, FidelityDistance, load_digit_images
-from experiments.gan_rings.task import CoveredCenters, EnergyDistance, NearShare, sample_ring_points
 from trainer_kit.errors import UsageError
+from trainer_kit.experiments.gan_digits.task import (
+    CoverageDistance,
+    FidelityDistance,
+    load_digit_images,
+)
+from trainer_kit.experiments.gan_rings.task import (
+    CoveredCenters,
+    EnergyDistance,
+    NearShare,
+    sample_ring_points,
+)
 from trainer_kit.run.launcher import launch
 
 CENTERS = np.array([[2, 0], [0, 2], [-2, 0], [0, -2]], np.float32)

@@ -79,7 +79,7 @@ def _forget_experiments(folder: Path) -> None:
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
         is_in_folder = isinstance(file, str) and file.startswith(f"{folder}{os.sep}")
-        if name.split(".")[0] == "experiments" or is_in_folder:
+        if "experiments" in name.split(".")[:2] or is_in_folder:
             del sys.modules[name]
 
 

@@ -6,41 +6,37 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from trainer_kit.config.discovery import list_shipped_experiments
+
+OWN = ["mine/small", "mine/untold"]
+OWN_IN_FOLDER = ["local/small", "local/untold"]
+SHIPPED = list_shipped_experiments()
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_local_experiments_are_listed_with_descriptions(trainer_kit: Command) -> None:
-    done = trainer_kit("list", folder=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert lines["digits"].startswith("Returns the config of `digits`")
-    assert list(lines) == sorted(lines)
-
-
-def test_modules_that_are_named_are_listed_in_columns(trainer_kit: Command) -> None:
-    done = trainer_kit("list", "--import_module=mine.py")
-    assert done.stdout == "mine/small   A small one.\nmine/untold\n"
-
-
-def test_local_and_named_experiments_are_listed_together(trainer_kit: Command, here: Path) -> None:
+def test_shipped_local_and_named_experiments_are_listed(trainer_kit: Command, here: Path) -> None:
     text = (here / "mine.py").read_text().replace("mine/", "local/")
     (here / "experiments").mkdir()
     (here / "experiments" / "local.py").write_text(text)
 
     done = trainer_kit("list", "--import_module=mine")
+    assert (done.returncode, done.stderr) == (0, "")
 
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == ["local/small", "local/untold", "mine/small", "mine/untold"]
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == sorted([*SHIPPED, *OWN, *OWN_IN_FOLDER])
+    assert "mine/small    A small one." in lines
+    assert "mine/untold" in lines
+    assert "digits        Scanned handwritten digits and a small convolutional net." in lines
 
 
-def test_a_folder_without_experiments_says_where_to_look(trainer_kit: Command) -> None:
-    done = trainer_kit("list")
-    assert done.returncode == 0
+def test_an_own_experiment_hides_a_shipped_one_of_its_name(
+    trainer_kit: Command, here: Path
+) -> None:
+    (here / "mine.py").write_text((here / "mine.py").read_text().replace("mine/small", "digits"))
 
-    message = "no experiments here; go to a folder that has experiments/, or name a module with"
-    assert message in done.stdout
+    done = trainer_kit("list", "--import_module=mine")
+
+    assert "digits        A small one." in done.stdout.splitlines()
 
 
 def test_a_broken_package_is_told_and_the_others_are_listed(
@@ -56,7 +52,7 @@ def test_a_broken_package_is_told_and_the_others_are_listed(
     done = trainer_kit("list")
 
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["mine/small", "mine/untold"]
+    assert {*OWN} < {line.split()[0] for line in done.stdout.splitlines()}
     (line,) = done.stderr.splitlines()
     assert line.startswith("not listed: experiments.bad cannot be imported: ")
     assert "bad/__init__.py:1: No module named 'no_such_library'" in line

@@ -63,7 +63,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'train', 'list', 'show', 'check', ",
+            "invalid choice: 'shwo' (choose from 'train', 'init', 'list', 'show', ",
         ),
         # There are no abbreviations.
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),
@@ -179,8 +179,14 @@ def test_looking_at_experiments_and_runs_does_without_tensorflow(finished_run: P
 
     codes, *modules = done.stdout.splitlines()[-1].split()
     assert codes == "{0}", done.stderr
-    assert "experiments.digits" in modules
-    assert {"tensorflow", "keras", "orbit", "numpy", "experiments.digits.task"}.isdisjoint(modules)
+    assert "trainer_kit.experiments.digits" in modules
+    assert {
+        "tensorflow",
+        "keras",
+        "orbit",
+        "numpy",
+        "trainer_kit.experiments.digits.task",
+    }.isdisjoint(modules)
 
 
 @pytest.mark.parametrize("verb", [("export",), ("predict", "--output=rows.npz")])

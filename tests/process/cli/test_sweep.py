@@ -66,5 +66,5 @@ def test_a_missing_optuna_names_the_extra(
     ended = trainer_kit("sweep", "mine/small", "--sweep_dir=sweep", GRID)
 
     assert ended.returncode == ExitCode.USAGE
-    message = "error: trainer-kit sweep needs Optuna: pip install 'trainer_kit[sweep]'\n"
+    message = "error: trainer-kit sweep needs Optuna: pip install 'tf-trainer-kit[sweep]'\n"
     assert ended.stderr == message

@@ -126,7 +126,7 @@ def _forget(folder: str) -> None:
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     for name, file in files.items():
         is_of_page = isinstance(file, str) and file.startswith(folder + os.sep)
-        if is_of_page or name.split(".")[0] == "experiments":
+        if is_of_page or "experiments" in name.split(".")[:2]:
             del sys.modules[name]
     _forget_registrations()
 

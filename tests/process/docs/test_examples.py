@@ -118,7 +118,7 @@ def _split_lines(command: Command) -> list[Command]:
 def _run_page(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
     """Writes the page's files into `folder` and runs its commands there, in order."""
     folder.mkdir(exist_ok=True)
-    for shared in ("experiments", "configs"):  # what commands find in the checkout
+    for shared in ("configs",):  # what commands find in the checkout
         (folder / shared).symlink_to(ROOT / shared)
     for name, text in collect_files(page, pages).items():
         (folder / name).write_text(text)

@@ -105,6 +105,21 @@ def test_the_first_part_of_a_name_is_a_module_or_package_here(
     assert _read_steps(full.format(name)) == 3
 
 
+@pytest.mark.usefixtures("here")
+def test_a_shipped_experiment_is_found_in_any_folder() -> None:
+    discovery.import_experiment("digits")
+
+    assert _read_steps("digits") == 1200
+
+
+def test_an_own_experiment_goes_before_a_shipped_one(write: Write) -> None:
+    write("experiments/rings.py", "rings", steps=3)
+
+    discovery.import_experiment("rings")
+
+    assert _read_steps("rings") == 3
+
+
 @pytest.mark.parametrize(
     ("path", "module"),
     [

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from experiments.char_lm.config import CharLmConfig
-from experiments.digits.config import DigitsConfig
-from experiments.digits_mlp.config import DigitsMlpConfig
 from trainer_kit.config.field_docs import read_class_summary, read_docs_by_path, read_field_docs
 from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+from trainer_kit.experiments.char_lm.config import CharLmConfig
+from trainer_kit.experiments.digits.config import DigitsConfig
+from trainer_kit.experiments.digits_mlp.config import DigitsMlpConfig
 
 
 @configclass

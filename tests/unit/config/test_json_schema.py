@@ -12,6 +12,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from trainer_kit.config import discovery
+from trainer_kit.config.discovery import list_shipped_experiments
 from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.json_schema import create_json_schema
 from trainer_kit.config.schema.configclass import Config, configclass
@@ -22,8 +23,8 @@ from trainer_kit.config.sources import yaml_loader
 jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("experiments/**/*.yaml")])
-EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/config.py"))
+FILES = sorted(ROOT.glob("configs/*.yaml"))
+EXPERIMENTS = list_shipped_experiments()
 
 
 class Color(enum.Enum):

@@ -14,8 +14,9 @@ from trainer_kit.config.modes import MODES
 from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
 
 ROOT = Path(__file__).parents[3]
+SHIPPED = ROOT / "trainer_kit" / "experiments"
 CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.is_file())
-EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/__init__.py"))
+EXPERIMENTS = sorted(path.parent.name for path in SHIPPED.glob("*/__init__.py"))
 SOURCE_OF = {
     "--config_file": "config_files",
     "--gin_file": "gin_files",
@@ -97,7 +98,7 @@ def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
-    text = (ROOT / "experiments" / name / "README.md").read_text()
+    text = (SHIPPED / name / "README.md").read_text()
     commands = _find_commands(text)
 
     assert commands
@@ -111,8 +112,8 @@ def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_files_that_a_readme_names_are_there(name: str) -> None:
-    text = (ROOT / "experiments" / name / "README.md").read_text()
-    named = re.findall(r"\b(?:configs|experiments)/[\w/]+\.\w+", text)
+    text = (SHIPPED / name / "README.md").read_text()
+    named = re.findall(r"\b(?:configs|trainer_kit/experiments)/[\w/]+\.\w+", text)
 
     assert named
     assert [path for path in named if not (ROOT / path).is_file()] == []

@@ -15,7 +15,7 @@ from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.config_files import read_config_file
-from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.errors import ExitCode, UsageError, get_install_command
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.run.flags import build_request, parse_flags
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
       ModelDirInUseError: when the sweep runs already.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError("trainer-kit sweep needs Optuna: pip install 'trainer_kit[sweep]'")
+        raise UsageError(f"trainer-kit sweep needs Optuna: {get_install_command('sweep')}")
     if arguments.jobs < 1:
         raise UsageError(f"--jobs={arguments.jobs}: give a number above 0")
     sweep_config = read_sweep_config(arguments)

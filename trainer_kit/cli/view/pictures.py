@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, get_install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ def require_matplotlib(flag: str) -> None:
     """Raises UsageError unless matplotlib is installed. It is not imported."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            f"{flag} needs matplotlib: pip install 'trainer_kit[experiments]', or leave it out"
+            f"{flag} needs matplotlib: {get_install_command('experiments')}, or leave it out"
         )
 
 

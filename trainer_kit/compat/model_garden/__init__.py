@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from trainer_kit.errors import UsageError, get_install_command
+
 _TRANSLATED = {
     "actions": ("RecoveryAction", "RecoveryCondition", "get_eval_actions", "get_train_actions"),
     "best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
@@ -53,7 +55,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(sorted(_HOME))}"
         )
-    return getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        module = importlib.import_module(_HOME[name])
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{name} needs TF Model Garden, which cannot be imported ({error}):"
+            f" {get_install_command('model_garden')}"
+        ) from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainer_kit.config.experiment_registry import experiments
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, get_install_command
 
 if TYPE_CHECKING:
     from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -106,8 +106,8 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], ExperimentConf
             from trainer_kit.compat.model_garden.conversion import convert
         except ImportError as error:
             raise UsageError(
-                f"{PREFIX}{name} is an experiment of Model Garden, which cannot be imported:"
-                f" {error}; install tf-models-official and its dependencies"
+                f"{PREFIX}{name} is an experiment of TF Model Garden, which cannot be imported"
+                f" ({error}): {get_install_command('model_garden')}"
             ) from error
         return convert(exp_factory.get_exp_config(name))
 

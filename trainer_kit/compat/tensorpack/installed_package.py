@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, get_install_command
 
 DOOR = "trainer_kit.compat.tensorpack"
 _ORIGINAL = "tensorpack"
@@ -70,7 +70,7 @@ def find_original_folder() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(
             "trainer_kit.compat.tensorpack runs the layers and dataflows of the package"
-            " tensorpack, which is not installed; pip install 'trainer_kit[tensorpack]'"
+            f" tensorpack, which is not installed; {get_install_command('tensorpack')}"
         )
     return next(iter(spec.submodule_search_locations))
 

@@ -2,7 +2,7 @@
 
 A file is a row of frames: length (8 bytes), its checksum (4), the record, its checksum (4). The
 index needs only the first 12 bytes of each frame. Records are checked by TensorFlow's own reader,
-which can only read from the front. So the frames of a batch are put into a file in memory, which it
+which can only read from the front. So the frames of a batch are put into a temporary file, which it
 reads through. TensorFlow's reader for single records takes 1.3 ms for one and cannot be shared by
 threads. tf.data's byte offsets take 0.2 ms. This takes 6 us, all included.
 """
@@ -16,6 +16,7 @@ import inspect
 import mmap
 import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -318,15 +319,10 @@ _TABLE = _table()
 def _read_valid_records(frames: Sequence[bytes]) -> list[bytes]:
     """Returns the record in each frame, up to the first that is damaged."""
     records: list[bytes] = []
-    descriptor = os.memfd_create("records", os.MFD_CLOEXEC)
-    try:
-        with open(descriptor, "wb", closefd=False) as stream:
-            content = b"".join(frames)
-            stream.write(content)
-        path = f"/proc/self/fd/{descriptor}"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(frames))
+        file.flush()
         with contextlib.suppress(tf.errors.DataLossError):
-            for record in _iterate_file_records(path):
+            for record in _iterate_file_records(file.name):
                 records.append(record)
-    finally:
-        os.close(descriptor)
     return records

@@ -1,5 +1,5 @@
 """A GAN on eight clusters of points in a ring. Importing this registers it, without TensorFlow."""
 
-from experiments.gan_rings.config import GanRingsConfig, gan_rings
+from trainer_kit.experiments.gan_rings.config import GanRingsConfig, gan_rings
 
 __all__ = ["GanRingsConfig", "gan_rings"]

@@ -27,7 +27,7 @@ class GanDigitsConfig(trainer_kit.GanConfig):
     validation_data: DataConfig = DataConfig(global_batch_size=360, drop_remainder=False)
 
 
-trainer_kit.register_task(GanDigitsConfig, "experiments.gan_digits.task:GanDigitsTask")
+trainer_kit.register_task(GanDigitsConfig, "trainer_kit.experiments.gan_digits.task:GanDigitsTask")
 
 
 @trainer_kit.register_experiment("gan_digits")

@@ -11,9 +11,14 @@ import keras
 import tensorflow as tf
 
 import trainer_kit
-from experiments.char_lm.model import build_transformer
-from experiments.char_lm.text import VOCABULARY, cut_windows, find_standard_library, read_text
 from trainer_kit import DataConfig
+from trainer_kit.experiments.char_lm.model import build_transformer
+from trainer_kit.experiments.char_lm.text import (
+    VOCABULARY,
+    cut_windows,
+    find_standard_library,
+    read_text,
+)
 
 
 class CharLmTask(trainer_kit.Task):

@@ -3,6 +3,6 @@
 Importing this registers it, without TensorFlow.
 """
 
-from experiments.digits_tasks.config import DigitsTasksConfig, LabelConfig, digits_tasks
+from trainer_kit.experiments.digits_tasks.config import DigitsTasksConfig, LabelConfig, digits_tasks
 
 __all__ = ["DigitsTasksConfig", "LabelConfig", "digits_tasks"]

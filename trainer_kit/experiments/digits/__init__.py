@@ -3,6 +3,6 @@
 Importing this registers it, without TensorFlow.
 """
 
-from experiments.digits.config import DigitsConfig, digits
+from trainer_kit.experiments.digits.config import DigitsConfig, digits
 
 __all__ = ["DigitsConfig", "digits"]

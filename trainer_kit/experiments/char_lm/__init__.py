@@ -3,6 +3,6 @@
 Importing this registers it, without TensorFlow.
 """
 
-from experiments.char_lm.config import CharLmConfig, char_lm
+from trainer_kit.experiments.char_lm.config import CharLmConfig, char_lm
 
 __all__ = ["CharLmConfig", "char_lm"]

@@ -35,7 +35,7 @@ class GanRingsConfig(trainer_kit.GanConfig):
     validation_data: DataConfig = DataConfig(global_batch_size=1000, drop_remainder=False)
 
 
-trainer_kit.register_task(GanRingsConfig, "experiments.gan_rings.task:GanRingsTask")
+trainer_kit.register_task(GanRingsConfig, "trainer_kit.experiments.gan_rings.task:GanRingsTask")
 
 
 @trainer_kit.register_experiment("gan_rings")

@@ -3,6 +3,6 @@
 Importing this registers it, without TensorFlow.
 """
 
-from experiments.digits_mlp.config import DigitsMlpConfig, digits_mlp
+from trainer_kit.experiments.digits_mlp.config import DigitsMlpConfig, digits_mlp
 
 __all__ = ["DigitsMlpConfig", "digits_mlp"]

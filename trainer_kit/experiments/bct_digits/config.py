@@ -73,7 +73,7 @@ class BctDigitsConfig(trainer_kit.TaskConfig):
     validation_data: DataConfig = DataConfig(global_batch_size=360, drop_remainder=False)
 
 
-trainer_kit.register_task(BctDigitsConfig, "experiments.bct_digits.task:BctDigitsTask")
+trainer_kit.register_task(BctDigitsConfig, "trainer_kit.experiments.bct_digits.task:BctDigitsTask")
 
 
 @trainer_kit.register_experiment("bct_digits")

@@ -1,5 +1,5 @@
 """Backward-compatible embeddings of digits. Importing this registers it, without TensorFlow."""
 
-from experiments.bct_digits.config import BctDigitsConfig, OldModelConfig, bct_digits
+from trainer_kit.experiments.bct_digits.config import BctDigitsConfig, OldModelConfig, bct_digits
 
 __all__ = ["BctDigitsConfig", "OldModelConfig", "bct_digits"]

@@ -49,8 +49,10 @@ class DigitsTasksConfig(trainer_kit.MultiTaskConfig):
     )
 
 
-trainer_kit.register_task(LabelConfig, "experiments.digits_tasks.task:LabelTask")
-trainer_kit.register_task(DigitsTasksConfig, "experiments.digits_tasks.task:DigitsTasks")
+trainer_kit.register_task(LabelConfig, "trainer_kit.experiments.digits_tasks.task:LabelTask")
+trainer_kit.register_task(
+    DigitsTasksConfig, "trainer_kit.experiments.digits_tasks.task:DigitsTasks"
+)
 
 
 @trainer_kit.register_experiment("digits_tasks")

@@ -34,7 +34,7 @@ class DigitsConfig(trainer_kit.TaskConfig):
     validation_data: DataConfig = DataConfig(global_batch_size=360, drop_remainder=False)
 
 
-trainer_kit.register_task(DigitsConfig, "experiments.digits.task:DigitsTask")
+trainer_kit.register_task(DigitsConfig, "trainer_kit.experiments.digits.task:DigitsTask")
 
 
 @trainer_kit.register_experiment("digits")

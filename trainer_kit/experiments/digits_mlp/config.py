@@ -34,7 +34,7 @@ class DigitsMlpConfig(trainer_kit.TaskConfig):
     validation_data: DataConfig = DataConfig(global_batch_size=360, drop_remainder=False)
 
 
-trainer_kit.register_task(DigitsMlpConfig, "experiments.digits_mlp.task:DigitsMlpTask")
+trainer_kit.register_task(DigitsMlpConfig, "trainer_kit.experiments.digits_mlp.task:DigitsMlpTask")
 
 
 @trainer_kit.register_experiment("digits_mlp")

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from experiments.char_lm.config import CharLmModelConfig
+from trainer_kit.experiments.char_lm.config import CharLmModelConfig
 
 
 @keras.saving.register_keras_serializable("char_lm")

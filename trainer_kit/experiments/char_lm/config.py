@@ -64,7 +64,7 @@ class CharLmConfig(trainer_kit.TaskConfig):
     validation_data: DataConfig = DataConfig(global_batch_size=64, drop_remainder=False)
 
 
-trainer_kit.register_task(CharLmConfig, "experiments.char_lm.task:CharLmTask")
+trainer_kit.register_task(CharLmConfig, "trainer_kit.experiments.char_lm.task:CharLmTask")
 
 
 @trainer_kit.register_experiment("char_lm")

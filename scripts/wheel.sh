@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Installs trainer_kit as its users do: a wheel in an empty environment, without TF Model Garden. There it makes a project
+# in an empty folder, runs its test, trains it, and runs the tests of what works without Model Garden.
+#
+#   scripts/wheel.sh
+#
+# The packages have the versions of requirements.lock.
+set -euo pipefail
+{ : <&0; } 2>/dev/null || exec </dev/null
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+bash scripts/environment.sh
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+say() { printf '[wheel] %s\n' "$*"; }
+
+# An installed package must not find the checkout's files.
+unset PYTHONPATH
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say "building an sdist and, from it, a wheel"
+.venv/bin/python -c 'import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])' "$folder" >"$folder/build.log"
+.venv/bin/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir="$folder" "$folder"/*.tar.gz
+
+say "installing the wheel"
+sed -n -E 's/^([^ ]+==[^ ]+).*/\1/p' requirements.lock >"$folder/constraints.txt"
+SECONDS=0
+.venv/bin/python -m venv "$folder/env"
+wheel=$(echo "$folder"/*.whl)
+"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[experiments]" pytest
+say "installed in $SECONDS s: $(du -sm "$folder/env" | cut -f1) MB"
+"$folder/env/bin/python" -m pip check
+
+cd "$folder"
+PATH="$folder/env/bin:$PATH"
+SECONDS=0
+trainer-kit init my_project
+cd my_project
+python -m pytest -q
+trainer-kit train --experiment=rings --mode=train_and_eval --model_dir=runs/first
+say "from an empty folder to a trained model: $SECONDS s"
+trainer-kit train --experiment=digits --mode=train_and_eval --model_dir=runs/digits --params_override=trainer.train_steps=200
