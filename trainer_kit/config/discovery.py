@@ -234,7 +234,8 @@ def _get_experiment_entry_points() -> list[metadata.EntryPoint]:
 
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
-        file_names = [file.name for file in path.parent.glob("*.py")]
+        # AutoGraph leaves files that begin with _.
+        file_names = [file.name for file in path.parent.glob("[!_]*.py")]
         advice = suggest_paths(path, file_names, "Python files")
         raise UsageError(f"{option}: there is no file {path}; {advice}")
 

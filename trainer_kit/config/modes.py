@@ -52,11 +52,9 @@ def lookup_mode(name: str) -> Mode:
     """Returns the mode called `name`.
 
     Raises:
-      UsageError: When there is none. The message lists all modes.
+      UsageError: When there is none, with near names or all modes.
     """
     if name not in MODES:
-        raise UsageError(
-            f"no mode is called {name!r}; {suggest_names(name, list(MODES))}"
-            f" (all: {', '.join(MODES)})"
-        )
+        advice = suggest_names(name, list(MODES))
+        raise UsageError(f"no mode is called {name!r}; {advice}")
     return MODES[name]
