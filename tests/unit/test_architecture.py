@@ -16,6 +16,7 @@ import pytest
 
 from scripts import house, page_rules
 from scripts.source_files import ROOT, SourceFile, find_undocumented, read_source_files
+from trainer_kit.errors import DISTRIBUTION
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,7 +12,6 @@ import pytest
 from typing_extensions import TypedDict
 
 from trainer_kit.config import discovery
-from trainer_kit.config.discovery import list_shipped_experiments
 from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.json_schema import create_json_schema
 from trainer_kit.config.schema.configclass import Config, configclass
@@ -24,7 +23,8 @@ jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(ROOT.glob("configs/*.yaml"))
-EXPERIMENTS = list_shipped_experiments()
+# Those whose config imports no TensorFlow.
+EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("trainer_kit/experiments/*/config.py"))
 
 
 class Color(enum.Enum):
