@@ -17,13 +17,12 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-import trainer_kit
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import UsageError, find_similar_names, suggest_names, suggest_paths
 from trainer_kit.files import expand_home
 
 EXPERIMENT_ENTRY_POINT_GROUP = "trainer_kit.experiments"
-SHIPPED_FOLDER = Path(trainer_kit.__file__).parent / "experiments"
+SHIPPED_FOLDER = Path(__file__).parents[1] / "experiments"
 FRAMEWORK_ENTRY_POINT_GROUP = "trainer_kit.doors"
 
 

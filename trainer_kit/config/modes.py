@@ -52,9 +52,11 @@ def lookup_mode(name: str) -> Mode:
     """Returns the mode called `name`.
 
     Raises:
-      UsageError: When there is none, with near names or all modes.
+      UsageError: When there is none. The message lists all modes.
     """
     if name not in MODES:
         advice = suggest_names(name, list(MODES))
+        if advice.endswith("?"):
+            advice = f"{advice} (all: {', '.join(MODES)})"
         raise UsageError(f"no mode is called {name!r}; {advice}")
     return MODES[name]

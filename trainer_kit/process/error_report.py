@@ -50,8 +50,8 @@ _NO_REASON = re.compile(
 # By words of TensorFlow's message.
 _ADVICE = {
     "OOM when allocating": (
-        "the device is out of memory: reduce task.train_data.global_batch_size, compute each batch in"
-        " parts with trainer.accumulate_steps, or set runtime.mixed_precision_dtype=bfloat16"
+        "the device is out of memory: reduce task.train_data.global_batch_size, compute each batch"
+        " in parts with trainer.accumulate_steps, or set runtime.mixed_precision_dtype=bfloat16"
     ),
     "Unable to lift tensor": (
         "the step creates a variable whose initial value depends on the step: create variables "

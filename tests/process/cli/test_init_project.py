@@ -48,10 +48,10 @@ def test_a_project_may_begin_with_a_shipped_package(trainer_kit: Command, here: 
 
     task = here / "scans" / "experiments" / "digits" / "config.py"
     task.write_text(task.read_text().replace("train_steps: int = 1200", "train_steps: int = 7"))
-    shown = trainer_kit("show", "digits", "--all", folder=here / "scans")
+    shown = trainer_kit("show", "digits", "trainer.train_steps", folder=here / "scans")
 
     # It is the experiment of the project that is found.
-    assert "trainer.train_steps = 7 " in shown.stdout
+    assert "trainer.train_steps = 7 " in shown.stdout, shown
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
 
     for tracker in (WandbTracker, MLflowTracker):
-        with pytest.raises(UsageError, match=r"pip install 'trainer_kit\[tracking\]'"):
+        with pytest.raises(UsageError, match=r"pip install 'tf-trainer-kit\[tracking\]'"):
             tracker()
 
 

@@ -28,7 +28,7 @@ def test_another_mode_is_refused_with_all_that_there_are(name: str) -> None:
         lookup_mode(name)
 
     assert f"no mode is called {name!r}; " in str(error.value)
-    assert f"(all: {', '.join(MODES)})" in str(error.value)
+    assert all(mode in str(error.value) for mode in MODES)
 
 
 def test_a_misspelt_mode_names_the_nearest() -> None:
