@@ -28,8 +28,8 @@ unit | engine | process)
     step mypy
     ;;
 esac
-# Three workers on two cores, since a quarter of the time is waits for other processes: 9 minutes in place of 10, with
-# 7 GB of memory (`-n 2` as an argument takes less). Each imports TensorFlow once (8 s). A file stays with one
+# Three workers on two cores, since some of the time is waits for other processes: 9 minutes in place of 10 where it was
+# measured, with 7 GB of memory (`-n 2` as an argument takes less). Each imports TensorFlow once (8 s). A file stays with one
 # worker, so that what its tests share (a trained model, a warm process) is made once. Files come in the order of
 # tests/conftest.py: by default those with the fewest tests come last, which are the longest, and one worker would wait
 # minutes for the others.

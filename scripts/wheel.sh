@@ -25,7 +25,7 @@ say "building an sdist and, from it, a wheel"
 .venv/bin/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir="$folder" "$folder"/*.tar.gz
 
 say "installing the wheel"
-sed -n -E 's/^([^ ]+==[^ ]+).*/\1/p' requirements.lock >"$folder/constraints.txt"
+sed -n -E 's/^([^ ].*==.*) \\$/\1/p' requirements.lock >"$folder/constraints.txt"
 SECONDS=0
 .venv/bin/python -m venv "$folder/env"
 wheel=$(echo "$folder"/*.whl)

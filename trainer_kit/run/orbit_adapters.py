@@ -96,7 +96,7 @@ def register_states(trainer: BaseTrainer, actions: Sequence[Action], kind: str =
             trainer.register_state(name, action.state, restore)
 
 
-def _restore_action(action: Action, state: Any) -> None:
+def _restore_action(action: Any, state: Any) -> None:
     # A checkpoint may have no state of the action.
     if state is not None:
         action.restore(state)
