@@ -29,7 +29,7 @@ sed -n -E 's/^([^ ].*==.*) \\$/\1/p' requirements.lock >"$folder/constraints.txt
 SECONDS=0
 .venv/bin/python -m venv "$folder/env"
 wheel=$(echo "$folder"/*.whl)
-"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[experiments]" pytest
+"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[experiments]" pytest hypothesis
 say "installed in $SECONDS s: $(du -sm "$folder/env" | cut -f1) MB"
 "$folder/env/bin/python" -m pip check
 
@@ -42,3 +42,8 @@ python -m pytest -q
 trainer-kit train --experiment=rings --mode=train_and_eval --model_dir=runs/first
 say "from an empty folder to a trained model: $SECONDS s"
 trainer-kit train --experiment=digits --mode=train_and_eval --model_dir=runs/digits --params_override=trainer.train_steps=200
+
+say "testing what works without TF Model Garden"
+cd "$root"
+python -m pytest -p no:cacheprovider tests/engine/compat/pipelines/test_training.py \
+    tests/engine/compat/keras/test_hand_written_loop.py tests/engine/compat/keras/test_history.py

@@ -14,14 +14,8 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import replicas
-from tests.engine.compat.keras.keras_programs import (
-    X,
-    Y,
-    assert_same_history,
-    linear,
-    pairs,
-    tf_keras_linear,
-)
+from tests.engine.compat.keras.keras_programs import X, Y, assert_same_history, linear, pairs
+from tests.engine.compat.keras.tf_keras_programs import tf_keras_linear
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import UsageError
 

@@ -16,7 +16,6 @@ from tests.engine.compat.keras.keras_programs import (
     CROSSENTROPY,
     WEIGHTS,
     Batches,
-    OldBatches,
     X,
     Y,
     added_loss,
@@ -27,10 +26,13 @@ from tests.engine.compat.keras.keras_programs import (
     endless_batches,
     gan,
     linear,
-    model_with_tensor_conditions,
-    model_with_two_optimizers,
     pairs,
     two_outputs,
+)
+from tests.engine.compat.keras.tf_keras_programs import (
+    OldBatches,
+    model_with_tensor_conditions,
+    model_with_two_optimizers,
 )
 from trainer_kit.compat import keras as tk_keras
 

@@ -12,14 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.compat.keras.keras_programs import (
-    Batches,
-    X,
-    Y,
-    linear,
-    pairs,
-    tf_keras_linear,
-)
+from tests.engine.compat.keras.keras_programs import Batches, X, Y, linear, pairs
+from tests.engine.compat.keras.tf_keras_programs import tf_keras_linear
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 from trainer_kit.errors import DataError, UsageError
