@@ -94,9 +94,9 @@ def test_model_garden_is_imported_late_and_missed_in_one_line() -> None:
     *list_lines, modules, error, code = ended.stdout.splitlines()
     assert any("tfm/wmt_transformer/large" in line for line in list_lines)
     assert modules == "[]"
-    message = "tfm/mock is an experiment of Model Garden, which cannot be imported: "
+    message = "tfm/mock is an experiment of TF Model Garden, which cannot be imported"
     assert error.startswith(f"error: experiment: {message}")
-    assert "install tf-models-official" in error
+    assert error.endswith(": pip install 'tf-trainer-kit[model_garden]'")
     assert code == "2"
 
 
