@@ -3,6 +3,7 @@
 #
 #   scripts/test.sh                              everything, as continuous integration
 #   scripts/test.sh unit                         the tests that need no TensorFlow, in seconds; also: engine, process
+#   scripts/test.sh nightly                      what takes too long for every change: the figures of the gallery
 #   scripts/test.sh [ARGUMENTS FOR PYTEST]       all checks, and some tests: tests/unit/config -k overrides
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null
@@ -21,6 +22,10 @@ unit | engine | process)
     tier=$1
     shift
     set -- "tests/$tier" "$@"
+    ;;
+nightly)
+    shift
+    set -- -m nightly "$@"
     ;;
 *)
     step ruff check .

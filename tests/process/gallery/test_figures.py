@@ -1,0 +1,37 @@
+"""The experiments of the gallery reach what their docstrings expect, in whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+# The metric of each experiment, and the bound that its best value has to keep.
+FIGURES: list[tuple[str, str, float, str]] = [
+    ("rings", "accuracy", 0.97, "at least"),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "metric", "bound", "side"), FIGURES, ids=lambda value: str(value))
+def test_a_whole_run_reaches_its_figure(
+    name: str, metric: str, bound: float, side: str, tmp_path: Path
+) -> None:
+    flags = [f"--experiment={name}", "--mode=train_and_eval", f"--model_dir={tmp_path}/run"]
+    subprocess.run(
+        [sys.executable, "-m", "trainer_kit.train", *flags],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        check=True,
+    )
+
+    info = json.loads((tmp_path / "run" / "best_ckpt" / "info.json").read_text())
+
+    value = info["metrics"][metric]
+    assert value >= bound if side == "at least" else value <= bound
