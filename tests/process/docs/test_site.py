@@ -34,3 +34,5 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert tmp_path / "index.html" in pages
     assert tmp_path / "reference" / "config.html" in pages
     assert [page.name for page in pages if _LOADED.search(page.read_text())] == []
+    # Without this script the search does not work when the pages are read from the disk.
+    assert '<script src="javascripts/iframe_worker.js">' in (tmp_path / "index.html").read_text()
