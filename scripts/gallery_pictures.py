@@ -1,0 +1,58 @@
+"""Draws what an experiment of the gallery has learned, for docs/images/gallery.
+
+`python -m scripts.gallery_pictures NAME RUN_FOLDER` draws the finished run of an experiment. Each
+has a function `draw_NAME` that returns its figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import trainer_kit as tk
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "gallery"
+
+
+def draw_text_classification(run_folder: str) -> Figure:
+    """Returns the confusion matrix of the held-out docstrings."""
+    from trainer_kit.experiments.text_classification import PACKAGES
+
+    predictions = predict_held_out(run_folder)
+    counts = np.zeros((len(PACKAGES), len(PACKAGES)), int)
+    np.add.at(counts, (predictions["label"], predictions["outputs"].argmax(axis=1)), 1)
+
+    figure = Figure(figsize=(5.5, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="predicted package", ylabel="package of the docstring")
+    axes.imshow(counts, cmap="Blues", vmax=counts.max() * 1.3)
+    axes.set_xticks(range(len(PACKAGES)), PACKAGES, rotation=40, ha="right")
+    axes.set_yticks(range(len(PACKAGES)), PACKAGES)
+    for (row, column), count in np.ndenumerate(counts):
+        axes.text(column, row, str(count or ""), ha="center", va="center")
+    return figure
+
+
+def predict_held_out(run_folder: str) -> dict[str, np.ndarray]:
+    """Returns the labels and the outputs for the held-out data, by name."""
+    predictions = tk.predict(run_folder)
+    assert isinstance(predictions, dict)  # a path only with `output`
+    return predictions
+
+
+def main() -> None:
+    """Writes the picture of a run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("run_folder")
+    arguments = parser.parse_args()
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    draw = globals()[f"draw_{arguments.name}"]
+    draw(arguments.run_folder).savefig(FOLDER / f"{arguments.name}.png", dpi=90)
+
+
+if __name__ == "__main__":
+    main()
