@@ -35,6 +35,20 @@ def draw_text_classification(run_folder: str) -> Figure:
     return figure
 
 
+def draw_tabular(run_folder: str) -> Figure:
+    """Returns the predicted price of each held-out car against its price."""
+    predictions = predict_held_out(run_folder)
+    highest = predictions["label"].max()
+
+    figure = Figure(figsize=(4.5, 4.5), layout="constrained")
+    axes = figure.add_subplot(
+        xlabel="price, in thousands", ylabel="predicted price", aspect="equal"
+    )
+    axes.plot([0, highest], [0, highest], color="tab:orange", linewidth=1)
+    axes.scatter(predictions["label"], predictions["outputs"], s=4)
+    return figure
+
+
 def predict_held_out(run_folder: str) -> dict[str, np.ndarray]:
     """Returns the labels and the outputs for the held-out data, by name."""
     predictions = tk.predict(run_folder)

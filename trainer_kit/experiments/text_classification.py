@@ -10,8 +10,8 @@ Run:
 
 The export takes texts: the vocabulary and the splitting into words are part of it.
 
-Expected: accuracy 0.90 with Python 3.11, within 0.02; other versions of Python have other texts. The
-most frequent package for every text: 0.18.
+Expected: accuracy 0.90 with Python 3.11, within 0.02; other versions have other docstrings. The
+most frequent package for every docstring: 0.18.
 
 Cost: a quarter of a minute on two CPU cores.
 """
