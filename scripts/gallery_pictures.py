@@ -49,6 +49,21 @@ def draw_tabular(run_folder: str) -> Figure:
     return figure
 
 
+def draw_time_series(run_folder: str) -> Figure:
+    """Returns forecasts of a week of the held-out time, one made at each midnight."""
+    midnights = slice(7 * 24, 14 * 24, 24)
+    predictions = predict_held_out(run_folder)
+    hours = np.arange(7 * 24)
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.add_subplot(xlabel="hour", ylabel="bikes", xticks=range(0, 7 * 24 + 1, 24))
+    axes.plot(hours, predictions["label"][midnights].ravel(), label="rented")
+    axes.plot(hours, predictions["outputs"][midnights].ravel(), label="forecast of a whole day")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend()
+    return figure
+
+
 def predict_held_out(run_folder: str) -> dict[str, np.ndarray]:
     """Returns the labels and the outputs for the held-out data, by name."""
     predictions = tk.predict(run_folder)
