@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import keras
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -61,6 +62,27 @@ def draw_time_series(run_folder: str) -> Figure:
     axes.plot(hours, predictions["outputs"][midnights].ravel(), label="forecast of a whole day")
     axes.grid(axis="x", alpha=0.3)
     axes.legend()
+    return figure
+
+
+def draw_recommender(run_folder: str) -> Figure:
+    """Returns the two main directions of the films' vectors, in the colors of their genres."""
+    from trainer_kit.experiments.recommender import GENRES
+
+    model = tk.load_model(run_folder, "best")
+    lookups = [one for one in model.layers if isinstance(one, keras.layers.StringLookup)]
+    films = np.array(lookups[1].get_vocabulary()[1:])
+    vectors = model.get_layer("item_vector").embeddings.numpy()[1:]
+    _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0))
+    places = vectors @ directions[:2].T
+
+    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    axes = figure.add_subplot(xticks=[], yticks=[], title="learned vectors of the films")
+    for genre in GENRES:
+        is_genre = np.char.startswith(films, genre)
+        x, y = places[is_genre].T
+        axes.scatter(x, y, s=12, label=genre)
+    figure.legend(loc="outside right center")
     return figure
 
 
