@@ -1,17 +1,18 @@
-"""Which package of Python's library is this docstring from? An embedding of words and their mean.
+"""Text classification: which package of Python's library is a docstring from?
 
-Data: the docstrings of eight packages of the standard library of the Python that runs this, about
-2,000 different ones. Every fifth one is held out. For your own texts, make a folder with a
+Data: the docstrings of seven packages of the standard library of the Python that runs this, about
+1,800 different ones. Every fifth one is held out. For your own texts, make a folder with a
 subfolder of .txt files for each class, and give it as `task.folder`.
 
 Run:
-  trainer-kit train --experiment=text_classification --mode=train_and_eval --model_dir=runs/text
+  python -m trainer_kit.train --experiment=text_classification --mode=train_and_eval \
+    --model_dir=runs/text
   trainer-kit export runs/text --format=saved_model
 
 The export takes texts: the vocabulary and the splitting into words are part of it.
 
-Expected: accuracy 0.90 with Python 3.11, within 0.02; other versions have other docstrings. The
-most frequent package for every docstring: 0.18.
+Expected: accuracy 0.91 with Python 3.11, within 0.02; other versions have other docstrings. The
+most frequent package for every docstring: 0.20.
 
 Cost: a quarter of a minute on two CPU cores.
 """
@@ -29,10 +30,7 @@ import numpy as np
 
 import trainer_kit as tk
 
-PACKAGES = (
-    *("asyncio", "email", "http", "importlib"),
-    *("logging", "multiprocessing", "unittest", "xml"),
-)
+PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "unittest", "xml")
 
 
 @tk.configclass
@@ -138,7 +136,7 @@ def read_docstrings(package: str) -> list[str]:
 
 @tk.register_experiment("text_classification")
 def text_classification() -> tk.ExperimentConfig:
-    """Which package of Python's library is this docstring from?"""
+    """Returns the config: 800 steps of Adam."""
     train = {"is_training": True, "seed": 1, "global_batch_size": 32}
     held_out = {"is_training": False, "global_batch_size": 32}
     steps = {"train_steps": 800, "steps_per_loop": 100, "validation_interval": 200}
