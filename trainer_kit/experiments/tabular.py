@@ -61,31 +61,30 @@ class TabularTask(tk.Task):
         It prepares the columns itself, so that an export takes rows as they are in the file. What
         the layers know of the columns is from the training part only.
         """
-        layers = keras.layers
         config = self.task_config
-        features = []
-
         numbers = {name: keras.Input((), name=name) for name in config.numbers}
+        categories = {n: keras.Input((), name=n, dtype="string") for n in config.categories}
+        embeddings = [self.embed_category(name, texts) for name, texts in categories.items()]
+        hidden = keras.layers.concatenate([self.scale_numbers(numbers), *embeddings])
+        hidden = keras.layers.Dense(config.width, "relu")(hidden)
+        hidden = keras.layers.Dense(config.width, "relu")(hidden)
+        target = self.training[config.target]
+        rescale = keras.layers.Rescaling(target.std(), target.mean())
+        return keras.Model({**numbers, **categories}, rescale(keras.layers.Dense(1)(hidden)))
+
+    def scale_numbers(self, numbers: dict[str, Any]) -> Any:
+        """Returns scaled numbers, and whether each was missing: float32 [batch, 2 * numbers]."""
+        columns = self.training[list(numbers)]
         values = keras.ops.stack(list(numbers.values()), axis=-1)
         is_missing = keras.ops.isnan(values)
-        columns = self.training[list(config.numbers)]
-        scaled = layers.Normalization(mean=columns.mean(), variance=columns.var())(values)
-        # A missing number becomes the mean, which is 0 now, and a feature says that it was missing.
-        features.append(keras.ops.where(is_missing, 0.0, scaled))
-        features.append(keras.ops.cast(is_missing, "float32"))
+        scaled = keras.layers.Normalization(mean=columns.mean(), variance=columns.var())(values)
+        scaled = keras.ops.where(is_missing, 0.0, scaled)  # a missing number becomes the mean
+        return keras.ops.concatenate([scaled, keras.ops.cast(is_missing, "float32")], axis=-1)
 
-        categories = {n: keras.Input((), name=n, dtype="string") for n in config.categories}
-        for name, texts in categories.items():
-            lookup = layers.StringLookup(vocabulary=sorted(self.training[name].unique()))
-            # Categories that the training part lacks have an embedding of their own.
-            features.append(layers.Embedding(lookup.vocabulary_size(), 4)(lookup(texts)))
-
-        hidden = layers.concatenate(features)
-        hidden = layers.Dense(config.width, "relu")(hidden)
-        hidden = layers.Dense(config.width, "relu")(hidden)
-        target = self.training[config.target]
-        outputs = layers.Rescaling(target.std(), target.mean())(layers.Dense(1)(hidden))
-        return keras.Model({**numbers, **categories}, outputs)
+    def embed_category(self, name: str, texts: Any) -> Any:
+        """Returns a vector for each text, float32 [batch, 4]. All unknown texts share one."""
+        lookup = keras.layers.StringLookup(vocabulary=sorted(self.training[name].unique()))
+        return keras.layers.Embedding(lookup.vocabulary_size(), 4)(lookup(texts))
 
     def build_inputs(self, params: tk.DataConfig, input_context: Any = None) -> tk.ArraySource:
         """Returns columns by name, float32 or texts [batch], and targets, float32 [batch, 1]."""
@@ -109,9 +108,8 @@ def read_table(config: TabularConfig) -> pd.DataFrame:
     with tempfile.TemporaryDirectory() as folder:
         path = config.path or write_cars(Path(folder, "cars.csv"))
         table = pd.read_csv(path, dtype=dict.fromkeys(config.categories, "str"))
-    names = list(config.categories)
-    table[names] = table[names].fillna("")
-    return table.dropna(subset=[config.target])
+    gaps = dict.fromkeys(config.categories, "")
+    return table.fillna(gaps).dropna(subset=[config.target])
 
 
 def write_cars(path: Path, count: int = 5000) -> Path:

@@ -1,4 +1,4 @@
-"""Text classification: which package of Python's library is a docstring from?
+r"""Text classification: which package of Python's library is a docstring from?
 
 Data: the docstrings of seven packages of the standard library of the Python that runs this, about
 1,800 different ones. Every fifth one is held out. For your own texts, make a folder with a
