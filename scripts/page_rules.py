@@ -135,7 +135,13 @@ PAGE_RULES: tuple[PageRule, ...] = (
 
 
 def _select_package(sources: Sequence[SourceFile]) -> list[SourceFile]:
-    return [source for source in sources if source.module.split(".")[0] == PACKAGE]
+    """Returns the modules of the package. Its experiments are written as those of users."""
+    return [
+        source
+        for source in sources
+        if source.module.split(".")[0] == PACKAGE
+        and not source.module.startswith(f"{PACKAGE}.experiments")
+    ]
 
 
 def _check_average(place: str, nodes: int, count: int, limit: float) -> list[str]:
