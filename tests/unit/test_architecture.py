@@ -331,7 +331,7 @@ def test_the_lock_covers_the_package_and_its_extras() -> None:
     assert project["name"] == DISTRIBUTION
 
     extras = project["optional-dependencies"]
-    locked_extras = ("model_garden", "experiments", "dev", "docs")
+    locked_extras = ("model-garden", "experiments", "dev", "docs")
     wanted = {
         *project["dependencies"],
         *(name for extra in locked_extras for name in extras[extra]),

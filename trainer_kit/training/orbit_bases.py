@@ -1,6 +1,6 @@
 """Orbit's abstract classes where Orbit is installed, else classes with the same methods.
 
-Orbit comes with TF Model Garden, in the extra `model_garden`. Only Orbit's own programs need its
+Orbit comes with TF Model Garden, in the extra `model-garden`. Only Orbit's own programs need its
 classes, so a Trainer is one of them where there can be such a program.
 """
 

@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{name} needs TF Model Garden, which cannot be imported ({error}):"
-            f" {get_install_command('model_garden')}"
+            f" {get_install_command('model-garden')}"
         ) from error
     return getattr(module, name)
 

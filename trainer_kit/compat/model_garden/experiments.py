@@ -107,7 +107,7 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], ExperimentConf
         except ImportError as error:
             raise UsageError(
                 f"{PREFIX}{name} is an experiment of TF Model Garden, which cannot be imported"
-                f" ({error}): {get_install_command('model_garden')}"
+                f" ({error}): {get_install_command('model-garden')}"
             ) from error
         return convert(exp_factory.get_exp_config(name))
 

@@ -96,7 +96,7 @@ def test_model_garden_is_imported_late_and_missed_in_one_line() -> None:
     assert modules == "[]"
     message = "tfm/mock is an experiment of TF Model Garden, which cannot be imported"
     assert error.startswith(f"error: experiment: {message}")
-    assert error.endswith(": pip install 'tf-trainer-kit[model_garden]'")
+    assert error.endswith(": pip install 'tf-trainer-kit[model-garden]'")
     assert code == "2"
 
 
