@@ -23,7 +23,8 @@ from sklearn.model_selection import train_test_split
 
 import trainer_kit as tk
 
-SHAPE, WIDTH = (8, 8, 1), 256  # of an image, and of the hidden layers
+SHAPE = (8, 8, 1)
+WIDTH = 256  # of the hidden layers
 
 
 @tk.configclass
@@ -43,7 +44,8 @@ class VaeConfig(tk.TaskConfig):
 class VaeTask(tk.Task):
     """Learns to encode images as a few numbers that are normally distributed, and to decode them.
 
-    The layers `encoder` and `decoder` of the model can be used alone.
+    The encoder and the decoder can be used alone: `tk.load_model("runs/vae", "best")` returns the
+    model, and its method `get_layer("decoder")` the net that draws images from latents.
     """
 
     def build_model(self) -> keras.Model:
@@ -51,7 +53,9 @@ class VaeTask(tk.Task):
         latent_size = self.task_config.latent_size
         images = keras.Input(SHAPE)
         mean, log_variance = build_encoder(latent_size)(images)
-        latents = Sampling(name="sampling")(mean, log_variance)
+        # This layer adds nothing outside of training, so evaluations decode the mean.
+        noise = keras.layers.GaussianNoise(1.0)(keras.ops.zeros_like(mean))
+        latents = mean + keras.ops.exp(0.5 * log_variance) * noise
         logits = build_decoder(latent_size)(latents)
         return keras.Model(images, {"logits": logits, "mean": mean, "log_variance": log_variance})
 
@@ -104,28 +108,12 @@ def build_decoder(latent_size: int) -> keras.Model:
     )
 
 
-@keras.saving.register_keras_serializable("vae")
-class Sampling(keras.layers.Layer):
-    """Draws latents in training; elsewhere returns their mean, so that evaluations are exact."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # Its state is in each checkpoint, so that a resumed run draws the same numbers.
-        self.seeds = keras.random.SeedGenerator(seed=1)
-
-    def call(self, mean: Any, log_variance: Any, training: bool = False) -> Any:
-        """Returns latents [batch, latent_size], through which gradients reach both arguments."""
-        if not training:
-            return mean
-        noise = keras.random.normal(tf.shape(mean), seed=self.seeds)
-        return mean + tf.exp(0.5 * log_variance) * noise
-
-
 def compute_losses(images: Any, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the reconstruction loss and the KL divergence of each image, both [batch]."""
     # A pixel's grey is taken as the probability that it is white.
     cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits(images, outputs["logits"])
-    mean, log_variance = outputs["mean"], outputs["log_variance"]  # of a normal distribution
+    # Between two normal distributions: that of the latents, and the standard one.
+    mean, log_variance = outputs["mean"], outputs["log_variance"]
     kl = 0.5 * (tf.exp(log_variance) + mean**2 - 1.0 - log_variance)
     return tf.reduce_sum(cross_entropy, axis=[1, 2, 3]), tf.reduce_sum(kl, axis=1)
 
