@@ -100,10 +100,10 @@ class ContrastiveTask(tk.Task):
 def distort(images: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
     """Returns images [batch, 8, 8, 1], turned, sheared, stretched and moved.
 
-    Four of their numbers [batch, 6] change a matrix; a 1 in the others moves an image by 4 pixels.
+    Changes [batch, 6] are four numbers for the matrix of an affine map, and two for its shift.
     """
     matrix = tf.eye(2) + tf.reshape(changes[:, :4], [-1, 2, 2])
-    center = tf.fill([2, 1], 3.5)
+    center = tf.fill([2, 1], 3.5)  # stays in place, but for a shift of up to 4 pixels
     shift = center - matrix @ center + 4.0 * changes[:, 4:, None]
     rows = tf.reshape(tf.concat([matrix, shift], axis=2), [-1, 6])
     return keras.ops.image.affine_transform(images, tf.pad(rows, [[0, 0], [0, 2]]))
@@ -115,7 +115,7 @@ def compute_nt_xent(projections: tf.Tensor, temperature: float) -> tf.Tensor:
     directions = tf.math.l2_normalize(projections, axis=1)
     similarities = tf.matmul(directions, directions, transpose_b=True) / temperature
     similarities -= 1e9 * tf.eye(views)  # a view is not compared with itself
-    partners = tf.roll(tf.range(views), views // 2, axis=0)  # i + n of i
+    partners = tf.roll(tf.range(views), views // 2, axis=0)  # row i + n of row i
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(partners, similarities))
 
 
