@@ -1,1 +1,1 @@
-"""The experiments that come with trainer_kit, found by their entry points in pyproject.toml."""
+"""The experiments that come with trainer_kit. `trainer-kit list` shows them."""
