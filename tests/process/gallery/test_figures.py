@@ -15,6 +15,16 @@ ROOT = Path(__file__).parents[3]
 # The metric of each experiment, and the bound that its best value has to keep.
 FIGURES: list[tuple[str, str, float, str]] = [
     ("rings", "accuracy", 0.97, "at least"),
+    ("image_folder", "accuracy", 0.93, "at least"),
+    ("finetune_frozen", "accuracy", 0.97, "at least"),  # its first run
+    ("text_classification", "accuracy", 0.89, "at least"),
+    ("tabular", "mean_absolute_error", 1.13, "at most"),
+    ("time_series", "mean_absolute_error", 13.5, "at most"),
+    ("recommender", "rmse", 0.57, "at most"),
+    ("vae", "squared_error", 0.037, "at most"),
+    ("contrastive", "precision_at_10", 0.95, "at least"),
+    ("distillation", "accuracy", 0.97, "at least"),  # the teacher
+    ("gan", "told_apart", 0.7, "at most"),
 ]
 
 
