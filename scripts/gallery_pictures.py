@@ -7,6 +7,7 @@ experiment has a function `draw_NAME(run_folder)`.
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def draw_image_folder(run_folder: str) -> Figure:
         axis.imshow(image.astype(np.uint8), interpolation="nearest")
         axis.set_title(names[answer], fontsize=9, color="black" if label == answer else "red")
         axis.axis("off")
+    return figure
+
+
+def draw_finetune_frozen(run_folder: str) -> Figure:
+    """Returns the held-out accuracy of the runs `head` and `all`, which lie in `run_folder`."""
+    figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
+    for name, label in (("head", "new head, frozen body"), ("all", "then all layers")):
+        lines = (Path(run_folder) / name / "evals" / "validation.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        steps = [record["step"] for record in records]
+        accuracy = [record["metrics"]["accuracy"] for record in records]
+        axis.plot(steps, accuracy, marker="o", label=label)
+    axis.axhline(0.2, color="gray", linestyle="--", label="always the same digit")
+    axis.set(xlabel="step", ylabel="accuracy on digits 5 to 9", ylim=(0, 1.05))
+    axis.legend(loc="center right")
     return figure
 
 
