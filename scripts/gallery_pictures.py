@@ -48,17 +48,35 @@ def draw_image_folder(run_folder: str) -> Figure:
 
 
 def draw_finetune_frozen(run_folder: str) -> Figure:
-    """Returns the held-out accuracy of the runs `head` and `all`, which lie in `run_folder`."""
+    """Returns the accuracy of the runs `head` and `all`, which lie in `run_folder`."""
+    runs = {"head": "new head, frozen body", "all": "then all layers"}
+    return draw_accuracy(Path(run_folder), runs, ylabel="accuracy on digits 5 to 9")
+
+
+def draw_distillation(run_folder: str) -> Figure:
+    """Returns the accuracy of `teacher`, `student` and `alone`, which lie in `run_folder`.
+
+    `alone` is a student without a teacher.
+    """
+    runs = {
+        "teacher": "teacher: 21,386 parameters, 1,437 images",
+        "student": "student: 666 parameters, 200 images",
+        "alone": "the same without a teacher",
+    }
+    return draw_accuracy(Path(run_folder), runs, ylabel="accuracy")
+
+
+def draw_accuracy(folder: Path, runs: dict[str, str], ylabel: str) -> Figure:
+    """Returns the held-out accuracy of some runs of a folder, given with their labels."""
     figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
-    for name, label in (("head", "new head, frozen body"), ("all", "then all layers")):
-        lines = (Path(run_folder) / name / "evals" / "validation.jsonl").read_text().splitlines()
+    for name, label in runs.items():
+        lines = (folder / name / "evals" / "validation.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         steps = [record["step"] for record in records]
         accuracy = [record["metrics"]["accuracy"] for record in records]
         axis.plot(steps, accuracy, marker="o", label=label)
-    axis.axhline(0.2, color="gray", linestyle="--", label="always the same digit")
-    axis.set(xlabel="step", ylabel="accuracy on digits 5 to 9", ylim=(0, 1.05))
-    axis.legend(loc="center right")
+    axis.set(xlabel="step", ylabel=ylabel)
+    axis.legend(loc="lower right")
     return figure
 
 
