@@ -72,7 +72,7 @@ class DistillationTask(tk.Task):
         The teacher answers each training image once. It is no part of the student's model, of its
         checkpoints and exports. With random augmentation it would have to answer in `train_step`.
         """
-        images, digits = load_images(params.is_training, self.task_config.images)
+        images, digits = load_images(bool(params.is_training), self.task_config.images)
         labels = {"digit": digits}
         if self.task_config.teacher and params.is_training:
             teacher = tk.load_model(self.task_config.teacher, "best")

@@ -67,7 +67,7 @@ class FinetuneTask(tk.Task):
 
     def build_inputs(self, params: tk.DataConfig, input_context: Any = None) -> tk.ArraySource:
         """Returns the images and labels of the training part or of the held-out part."""
-        images = load_images(self.task_config.first_digit, params.is_training)
+        images = load_images(self.task_config.first_digit, bool(params.is_training))
         return tk.ArraySource(images, params)
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
