@@ -1,20 +1,19 @@
-"""`trainer-kit init` makes projects whose commands work and whose tests pass."""
+"""`trainer-kit init` makes projects. scripts/wheel.sh runs the test and the training of one."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_new_project_has_a_test_that_passes(trainer_kit: Command, here: Path) -> None:
+def test_a_new_project_has_an_experiment_a_config_and_a_test(
+    trainer_kit: Command, here: Path
+) -> None:
     done = trainer_kit("init", "my project")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -31,16 +30,6 @@ def test_a_new_project_has_a_test_that_passes(trainer_kit: Command, here: Path) 
 
     shown = trainer_kit("show", "rings", "--config_file=configs/longer.yaml", folder=project)
     assert "train_steps = 3000" in shown.stdout
-    tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert tests.returncode == 0, tests.stdout
-    assert "1 passed" in tests.stdout
 
 
 def test_a_project_may_begin_with_a_shipped_package(trainer_kit: Command, here: Path) -> None:

@@ -14,6 +14,12 @@ SHIPPED = list_shipped_experiments()
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def read_sentences(listing: str) -> dict[str, str]:
+    """Returns the sentence about each name."""
+    parts = (line.partition(" ") for line in listing.splitlines())
+    return {name: sentence.strip() for name, _, sentence in parts}
+
+
 def test_shipped_local_and_named_experiments_are_listed(trainer_kit: Command, here: Path) -> None:
     text = (here / "mine.py").read_text().replace("mine/", "local/")
     (here / "experiments").mkdir()
@@ -22,11 +28,11 @@ def test_shipped_local_and_named_experiments_are_listed(trainer_kit: Command, he
     done = trainer_kit("list", "--import_module=mine")
     assert (done.returncode, done.stderr) == (0, "")
 
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == sorted([*SHIPPED, *OWN, *OWN_IN_FOLDER])
-    assert "mine/small    A small one." in lines
-    assert "mine/untold" in lines
-    assert "digits        Scanned handwritten digits and a small convolutional net." in lines
+    sentences = read_sentences(done.stdout)
+    assert list(sentences) == sorted([*SHIPPED, *OWN, *OWN_IN_FOLDER])
+    assert sentences["mine/small"] == "A small one."
+    assert sentences["mine/untold"] == ""
+    assert sentences["digits"] == "Scanned handwritten digits and a small convolutional net."
 
 
 def test_an_own_experiment_hides_a_shipped_one_of_its_name(
@@ -36,7 +42,7 @@ def test_an_own_experiment_hides_a_shipped_one_of_its_name(
 
     done = trainer_kit("list", "--import_module=mine")
 
-    assert "digits        A small one." in done.stdout.splitlines()
+    assert read_sentences(done.stdout)["digits"] == "A small one."
 
 
 def test_a_broken_package_is_told_and_the_others_are_listed(
