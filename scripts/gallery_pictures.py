@@ -72,7 +72,7 @@ def draw_recommender(run_folder: str) -> Figure:
     from trainer_kit.experiments.recommender import GENRES
 
     model = tk.load_model(run_folder, "best")
-    lookups = [one for one in model.layers if isinstance(one, keras.layers.StringLookup)]
+    lookups = [layer for layer in model.layers if isinstance(layer, keras.layers.StringLookup)]
     films = np.array(lookups[1].get_vocabulary()[1:])
     vectors = model.get_layer("item_vector").embeddings.numpy()[1:]
     _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0))
@@ -182,12 +182,12 @@ def draw_image_folder(run_folder: str) -> Figure:
     task = ImageFolderTask(ImageFolderConfig())
     held_out = tk.DataConfig(global_batch_size=32, is_training=False)
     images, labels = next(task.build_inputs(held_out).as_numpy_iterator())
-    found = tk.load_model(run_folder, "best").predict(images, verbose=0).argmax(axis=1)
+    classes = tk.load_model(run_folder, "best").predict(images, verbose=0).argmax(axis=1)
     names = list_classes(task.find_folder())
 
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots(3, 8)
-    for axis, image, label, answer in zip(axes.flat, images, labels, found, strict=False):
+    for axis, image, label, answer in zip(axes.flat, images, labels, classes, strict=False):
         axis.imshow(image.astype(np.uint8), interpolation="nearest")
         axis.set_title(names[answer], fontsize=9, color="black" if label == answer else "red")
         axis.axis("off")

@@ -51,7 +51,7 @@ FLOORS = (
 # Libraries that belong to a few modules, and what the lowest floors may import beside the standard
 # library.
 ONLY_IN = {
-    "orbit": ("training.orbit_bases", "run", "compat.model_garden"),
+    "orbit": ("training.orbit_bases", "compat.model_garden"),
     "gin": ("config.sources", "compat.model_garden"),
     "absl.flags": ("run.flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),

@@ -140,7 +140,7 @@ def _select_package(sources: Sequence[SourceFile]) -> list[SourceFile]:
         source
         for source in sources
         if source.module.split(".")[0] == PACKAGE
-        and not source.module.startswith(f"{PACKAGE}.experiments")
+        and not f"{source.module}.".startswith(f"{PACKAGE}.experiments.")
     ]
 
 

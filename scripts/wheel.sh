@@ -21,7 +21,8 @@ unset PYTHONPATH
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say "building an sdist and, from it, a wheel"
-.venv/bin/python -c 'import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])' "$folder" >"$folder/build.log"
+.venv/bin/python -c 'import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])' "$folder" >"$folder/build.log" ||
+    { cat "$folder/build.log"; exit 1; }
 .venv/bin/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir="$folder" "$folder"/*.tar.gz
 
 say "installing the wheel"
@@ -39,11 +40,20 @@ SECONDS=0
 trainer-kit init my_project
 cd my_project
 python -m pytest -q
-trainer-kit train --experiment=rings --mode=train_and_eval --model_dir=runs/first
+trainer-kit train --experiment=circle --mode=train_and_eval --model_dir=runs/first
 say "from an empty folder to a trained model: $SECONDS s"
 trainer-kit train --experiment=digits --mode=train_and_eval --model_dir=runs/digits --params_override=trainer.train_steps=200
 
-say "testing what works without TF Model Garden"
-cd "$root"
-python -m pytest -p no:cacheprovider tests/engine/compat/pipelines/test_training.py \
+say "importing all modules, and testing what works without TF Model Garden"
+cp -r "$root/tests" "$folder/tests"
+cd "$folder"
+python - <<'END'
+import importlib, pkgutil, trainer_kit
+
+assert "site-packages" in trainer_kit.__file__, trainer_kit.__file__
+for module in pkgutil.walk_packages(trainer_kit.__path__, "trainer_kit.", onerror=lambda name: None):
+    if not module.name.startswith(("trainer_kit.compat.model_garden.", "trainer_kit.compat.tensorpack", "trainer_kit.__main__")):
+        importlib.import_module(module.name)
+END
+PYTHONPATH=$folder python -m pytest -q -c /dev/null --rootdir="$folder" --import-mode=importlib -p no:cacheprovider tests/engine/compat/pipelines/test_training.py \
     tests/engine/compat/keras/test_hand_written_loop.py tests/engine/compat/keras/test_history.py

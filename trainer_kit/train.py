@@ -27,10 +27,10 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import get_operative_gin_config, run_gin_second_pass
 from trainer_kit.errors import ExitCode
 from trainer_kit.files import expand_argument, follow_links
+from trainer_kit.process.environment import prepare_environment
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.startup_signals import record_exit_code
-from trainer_kit.process.tensorflow_log import quiet_tensorflow
 from trainer_kit.run.flag_texts import format_help_text
 from trainer_kit.run.flags import (
     build_request,
@@ -60,8 +60,8 @@ def prepare_run(values: flags.FlagValues) -> Callable[..., Any]:
 
     Imports TensorFlow after the config is checked.
     """
+    _LOG.info("reading the config, then importing TensorFlow")
     resolved = check_request(build_request(values))
-    _LOG.info("the config is valid; importing TensorFlow")
 
     # The imports make half a million objects that stay. To collect garbage among them, now and at
     # the end of the process, would take a quarter of the start of a run.
@@ -122,7 +122,6 @@ def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code. Prints errors in a few lines."""
     argv = list(map(expand_argument, sys.argv if argv is None else argv))
-    quiet_tensorflow()
     stderr = cast(TextIO, _CurrentStderr())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=stderr)
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
@@ -131,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     model_dir = None
     try:
+        prepare_environment()
         values = parse_flags(argv)
         # Links are followed once, before any code of the user runs.
         values.model_dir = follow_links(values.model_dir)

@@ -174,7 +174,7 @@ GOOD: list[tuple[house.Rule, Modules]] = [
         {"trainer_kit.run.runner": "from trainer_kit.run.controller import Controller"},
     ),
     (house.no_cycles, {"a": "import b", "b": "def f():\n    import a", "c": "import a, b"}),
-    (house.restricted_libraries, {"trainer_kit.run.controller": "import orbit"}),
+    (house.restricted_libraries, {"trainer_kit.training.orbit_bases": "import orbit"}),
     (house.restricted_libraries, {"trainer_kit.run.runner": "from absl import logging"}),
     (house.single_tf_keras_importer, {"trainer_kit.a": "import tf_keras"}),
     (

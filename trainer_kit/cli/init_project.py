@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 from trainer_kit.config.discovery import SHIPPED_FOLDER, list_shipped_experiments
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
-_FIRST_EXPERIMENT = "rings"
+_FIRST_EXPERIMENT = "circle"
 
 # NAME stands for the experiment.
 _README = """\
@@ -23,24 +24,22 @@ by your own. Run all commands in this folder.
 trainer-kit check NAME      # tries each part of a run with a few steps
 trainer-kit train --experiment=NAME --mode=train_and_eval --model_dir=runs/first
 trainer-kit runs runs       # what has been reached, and where
-python -m pytest            # the test in tests/
+python -m pytest            # the test in tests/; needs pip install pytest
 ```
 
 After a stop the same command goes on from the newest checkpoint.
 
 - `trainer-kit show NAME` lists all values. `--params_override=learning_rate=0.01` changes one, and
-  `--config_file=configs/longer.yaml` those that the file has.
+  `--config_file=configs/short.yaml` those that the file has.
 - `trainer-kit list` lists experiments. It finds each module in `experiments/`.
 """
 _CONFIG = """\
-# A longer run: --config_file=configs/longer.yaml
+# A short run, to try a change: --config_file=configs/short.yaml
 trainer:
-  train_steps: 3000
+  train_steps: 100
 """
 _TEST = '''\
 """Trains a few steps."""
-
-import math
 
 import experiments.NAME  # registers the experiment
 import trainer_kit as tk
@@ -53,7 +52,6 @@ def test_the_experiment_trains_and_evaluates(tmp_path):
     _, metrics = tk.launch(config, "train_and_eval", str(tmp_path / "run"))
 
     assert metrics
-    assert all(math.isfinite(value) for value in metrics.values())
 '''
 
 
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the files of the project.
 
     Raises:
-      UsageError: When the folder exists, or no shipped experiment has the name.
+      UsageError: When the folder exists or cannot be made, or no shipped experiment has the name.
     """
     folder = Path(arguments.folder).expanduser()
     name = arguments.experiment
@@ -88,11 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _write_project(unfinished, name)
         unfinished.rename(folder)
+    except OSError as error:
+        raise UsageError(f"FOLDER: {folder} cannot be made: {error.strerror}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
     print(f"made {folder} with the experiment {name}; its README.md has more commands:\n")
-    print(f"  cd {folder}")
+    print(f"  cd {shlex.quote(str(folder))}")
     print(f"  trainer-kit train --experiment={name} --mode=train_and_eval --model_dir=runs/first")
     return ExitCode.DONE
 
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_project(folder: Path, name: str) -> None:
     files = {
         "README.md": _README,
-        "configs/longer.yaml": _CONFIG,
+        "configs/short.yaml": _CONFIG,
         "tests/test_NAME.py": _TEST,
         "pytest.ini": "[pytest]\npythonpath = .\n",
     }

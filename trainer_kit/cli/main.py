@@ -39,9 +39,9 @@ from trainer_kit.cli.runs import compare_runs, list_runs, run_sweep
 from trainer_kit.cli.stop_signals import StopSignalHandler
 from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
 from trainer_kit.files import expand_argument
+from trainer_kit.process.environment import prepare_environment
 from trainer_kit.process.error_report import print_error, print_to_stderr
 from trainer_kit.process.startup_signals import get_signal_exit_code
-from trainer_kit.process.tensorflow_log import quiet_tensorflow
 
 VERBS = {
     "init": init_project,
@@ -159,7 +159,6 @@ def add_common_arguments(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    quiet_tensorflow()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
     # argparse itself takes the paths of `show` only before the flags.
@@ -173,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with StopSignalHandler() as stops:
         try:
+            prepare_environment()
             code = int(arguments.run(arguments))
             # A reader that is gone is noticed here, and not when Python ends.
             sys.stdout.flush()

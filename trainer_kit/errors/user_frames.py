@@ -87,7 +87,10 @@ def find_user_frames(error: BaseException) -> list[Frame]:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a source file is the user's: neither installed nor part of Python or trainer_kit."""
+    """Whether a source file is the user's: neither installed nor part of Python or trainer_kit.
+
+    Experiments that come with trainer_kit count as the user's.
+    """
     if file.startswith(_SHIPPED_EXPERIMENTS):
         return True
     if (

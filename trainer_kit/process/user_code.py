@@ -22,7 +22,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
 
     The modules are all that the process has imported from source files of the user, and the main
     program. Installed packages, Python and trainer_kit do not count, since the manifest has their
-    versions, and neither does a cell of a notebook.
+    versions, and neither does a cell of a notebook. Experiments that come with trainer_kit count.
 
     Args:
       task_class: The class of the task.
@@ -47,7 +47,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
         if not is_user_file(absolute_file):
             continue
         path = Path(absolute_file)
-        if name == task_class.__module__:
+        if name == task_class.__module__ and not name.startswith("trainer_kit."):
             folder = path.parent
 
         # The module layers.blocks is named layers/blocks.py, wherever the folder of layers is.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
@@ -19,9 +19,6 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import OrbitLoopCheck
 from trainer_kit.training.loops.intervals import LoopRange
 from trainer_kit.typing import Action
-
-if TYPE_CHECKING:
-    import orbit
 
 
 class Actions(Callback):
@@ -144,7 +141,7 @@ class OrbitController:
 
     def __init__(
         self,
-        controller_cls: type[orbit.Controller],
+        controller_cls: type[Any],
         *,
         trainer: BaseTrainer | None,
         evaluator: BaseTrainer | None,
@@ -230,9 +227,7 @@ class OrbitController:
             timeout_fn=sidecar.is_finished,
         )
 
-    def _call_until_stopped(
-        self, method: Callable[..., orbit.runner.Output | None], **arguments: Any
-    ) -> dict[str, Any]:
+    def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
         """Calls a method of the orbit.Controller.
 
         When an action stops the run, a checkpoint is saved.

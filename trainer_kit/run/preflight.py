@@ -172,13 +172,6 @@ def _flag_mistakes(request: RunRequest) -> Iterator[Mistake]:
                     advice = f"--checkpoint={step} evaluates that step"
                 yield Mistake("--from_step", problem, advice)
 
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow":
-        yield Mistake(
-            "KERAS_BACKEND",
-            f"Keras would run on {backend}, but trainer_kit trains with TensorFlow",
-            "unset it, or set it to tensorflow",
-        )
     yield from find_profile_mistakes(request.profile, request.mode or "")
     if problem := describe_folder_name_problem(request.eval_name, RESERVED_EVAL_NAMES):
         yield Mistake("--eval_name", problem)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -64,9 +64,6 @@ from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import choose_optimizer
 from trainer_kit.typing import Action, TaskLike
 
-if TYPE_CHECKING:
-    import orbit
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,7 +78,7 @@ def run_experiment(
     train_actions: Sequence[Action] | None = None,
     eval_actions: Sequence[Action] | None = None,
     trainer: Trainer | None = None,
-    controller_cls: type[Controller] | type[orbit.Controller] = Controller,
+    controller_cls: type[Any] = Controller,
     summary_manager: SummaryManagerLike | None = None,
     eval_summary_manager: SummaryManagerLike | None = None,
     enable_async_checkpointing: bool = True,

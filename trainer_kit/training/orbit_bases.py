@@ -15,7 +15,9 @@ import tensorflow as tf
 try:
     # The package that is called orbit in package indexes is another one, without these names.
     from orbit import AbstractEvaluator, AbstractTrainer
-except ImportError:
+except ImportError as error:
+    if error.name != "orbit":
+        raise
     # Orbit imports tf_keras. A run's seeds and precision reach an imported tf_keras only.
     with contextlib.suppress(ImportError):
         import tf_keras  # noqa: F401

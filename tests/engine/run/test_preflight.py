@@ -36,19 +36,6 @@ def _check(name: str, folder: Path, mode: str = "train", **values: Any) -> Exper
     return check_request(RunRequest(name, mode, str(folder / "run"), **values)).config
 
 
-def test_another_backend_of_keras_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    with pytest.raises(
-        ConfigError, match=r"KERAS_BACKEND: Keras would run on jax, but .*; unset it"
-    ):
-        _check(name, tmp_path)
-
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    assert _check(name, tmp_path) == CONFIG
-
-
 def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> None:
     sources = ConfigSources(
         config_files=(f"{tmp_path}/none.yaml",),

@@ -205,7 +205,9 @@ def test_a_missing_package_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(UsageError, match=r"is not installed; pip install 'trainer_kit\[export\]'"):
+    with pytest.raises(
+        UsageError, match=r"is not installed; pip install 'tf-trainer-kit\[export\]'"
+    ):
         write_report([], ["outputs"], tmp_path / "p.csv")
 
 

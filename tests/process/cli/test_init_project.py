@@ -17,19 +17,19 @@ def test_a_new_project_has_an_experiment_a_config_and_a_test(
     done = trainer_kit("init", "my project")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "trainer-kit train --experiment=rings" in done.stdout
+    assert "trainer-kit train --experiment=circle" in done.stdout
     project = here / "my project"
     files = sorted(str(path.relative_to(project)) for path in project.rglob("*") if path.is_file())
     assert files == [
         "README.md",
-        "configs/longer.yaml",
-        "experiments/rings.py",
+        "configs/short.yaml",
+        "experiments/circle.py",
         "pytest.ini",
-        "tests/test_rings.py",
+        "tests/test_circle.py",
     ]
 
-    shown = trainer_kit("show", "rings", "--config_file=configs/longer.yaml", folder=project)
-    assert "train_steps = 3000" in shown.stdout
+    shown = trainer_kit("show", "circle", "--config_file=configs/short.yaml", folder=project)
+    assert "train_steps = 100" in shown.stdout
 
 
 def test_a_project_may_begin_with_a_shipped_package(trainer_kit: Command, here: Path) -> None:

@@ -113,11 +113,11 @@ def test_a_shipped_experiment_is_found_in_any_folder() -> None:
 
 
 def test_an_own_experiment_goes_before_a_shipped_one(write: Write) -> None:
-    write("experiments/rings.py", "rings", steps=3)
+    write("experiments/circle.py", "circle", steps=3)
 
-    discovery.import_experiment("rings")
+    discovery.import_experiment("circle")
 
-    assert _read_steps("rings") == 3
+    assert _read_steps("circle") == 3
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ def test_another_mode_is_refused_with_all_that_there_are(name: str) -> None:
 
     assert f"no mode is called {name!r}; " in str(error.value)
     assert all(mode in str(error.value) for mode in MODES)
+    if "did you mean" in str(error.value):
+        assert f"(all: {', '.join(MODES)})" in str(error.value)
 
 
 def test_a_misspelt_mode_names_the_nearest() -> None:

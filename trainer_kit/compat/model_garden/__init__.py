@@ -57,7 +57,9 @@ def __getattr__(name: str) -> Any:
         )
     try:
         module = importlib.import_module(_HOME[name])
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("official", "orbit", "tf_keras"):
+            raise
         raise UsageError(
             f"{name} needs TF Model Garden, which cannot be imported ({error}):"
             f" {get_install_command('model-garden')}"

@@ -2,7 +2,7 @@
 
 A file is a row of frames: length (8 bytes), its checksum (4), the record, its checksum (4). The
 index needs only the first 12 bytes of each frame. Records are checked by TensorFlow's own reader,
-which can only read from the front. So the frames of a batch are put into a temporary file, which it
+which can only read from the front. So the frames of a batch are put into a file in memory, which it
 reads through. TensorFlow's reader for single records takes 1.3 ms for one and cannot be shared by
 threads. tf.data's byte offsets take 0.2 ms. This takes 6 us, all included.
 """
@@ -18,8 +18,8 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
@@ -319,10 +319,21 @@ _TABLE = _table()
 def _read_valid_records(frames: Sequence[bytes]) -> list[bytes]:
     """Returns the record in each frame, up to the first that is damaged."""
     records: list[bytes] = []
-    with tempfile.NamedTemporaryFile() as file:
+    with _open_temporary_file() as (file, path):
         file.write(b"".join(frames))
         file.flush()
         with contextlib.suppress(tf.errors.DataLossError):
-            for record in _iterate_file_records(file.name):
+            for record in _iterate_file_records(path):
                 records.append(record)
     return records
+
+
+@contextlib.contextmanager
+def _open_temporary_file() -> Iterator[tuple[IO[bytes], str]]:
+    """Yields a file in memory and its path, or a file on the disk where there is no such file."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.NamedTemporaryFile() as file:
+            yield file, file.name
+        return
+    with open(os.memfd_create("records", os.MFD_CLOEXEC), "wb") as file:
+        yield file, f"/proc/self/fd/{file.fileno()}"

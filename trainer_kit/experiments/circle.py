@@ -11,7 +11,7 @@ import trainer_kit as tk
 
 
 @tk.configclass
-class RingsConfig(tk.TaskConfig):
+class CircleConfig(tk.TaskConfig):
     """The settings of the task; `--params_override=task.width=64` changes one.
 
     Attributes:
@@ -21,8 +21,8 @@ class RingsConfig(tk.TaskConfig):
     width: int = 32
 
 
-@tk.register_task(RingsConfig)
-class RingsTask(tk.Task):
+@tk.register_task(CircleConfig)
+class CircleTask(tk.Task):
     """Tells points inside of a circle from those outside."""
 
     def build_model(self) -> keras.Model:
@@ -45,8 +45,8 @@ class RingsTask(tk.Task):
         return [keras.metrics.BinaryAccuracy("accuracy", threshold=0.0)]
 
 
-@tk.register_experiment("rings")
-def rings() -> tk.ExperimentConfig:
+@tk.register_experiment("circle")
+def circle() -> tk.ExperimentConfig:
     """Is a point inside or outside of a circle?"""
     train = {"is_training": True, "seed": 1, "global_batch_size": 50}
     held_out = {"is_training": False, "seed": 2, "global_batch_size": 50}
@@ -54,4 +54,4 @@ def rings() -> tk.ExperimentConfig:
     adam = {"optimizer": "adam", "learning_rate": 0.01}
     trainer = {**steps, "optimizer_config": adam, "best_checkpoint_eval_metric": "accuracy"}
     data = {"train_data": train, "validation_data": held_out}
-    return tk.ExperimentConfig(task=RingsConfig()).replace(task=data, trainer=trainer)
+    return tk.ExperimentConfig(task=CircleConfig()).replace(task=data, trainer=trainer)
