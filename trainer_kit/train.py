@@ -60,7 +60,9 @@ def prepare_run(values: flags.FlagValues) -> Callable[..., Any]:
 
     Imports TensorFlow after the config is checked.
     """
-    _LOG.info("reading the config, then importing TensorFlow")
+    # Imports take seconds, in which somebody who watches would see nothing.
+    if sys.stderr.isatty():
+        _LOG.info("reading the config and importing TensorFlow ...")
     resolved = check_request(build_request(values))
 
     # The imports make half a million objects that stay. To collect garbage among them, now and at
