@@ -70,9 +70,12 @@ def prepare_run(values: flags.FlagValues) -> Callable[..., Any]:
     gc.disable()
     from trainer_kit.run.launcher import launch
 
-    lookup_task_class(resolved.config.task)
+    task_class = lookup_task_class(resolved.config.task)
     gc.freeze()
     gc.enable()
+    # Somebody may have forgotten to import an own experiment of the same name.
+    if task_class.__module__.startswith("trainer_kit.experiments."):
+        _LOG.info("the experiment %s comes with trainer_kit", values.experiment)
 
     return functools.partial(
         launch,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 import traceback
@@ -21,8 +20,6 @@ from pathlib import Path
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import UsageError, find_similar_names, suggest_names, suggest_paths
 from trainer_kit.files import expand_home
-
-_LOG = logging.getLogger(__name__)
 
 EXPERIMENT_ENTRY_POINT_GROUP = "trainer_kit.experiments"
 SHIPPED_FOLDER = Path(__file__).parents[1] / "experiments"
@@ -102,7 +99,6 @@ def import_experiment(
                 _load_entry_point(point)
 
     if name not in experiments and name in list_shipped_experiments():
-        _LOG.info("%s is the experiment of this name that comes with trainer_kit", name)
         importlib.import_module(f"trainer_kit.experiments.{name}")
 
     # The user's own names are collected before the door adds those of another framework.
