@@ -26,8 +26,8 @@ class Goodput:
 
     Only reported steps are counted. If a kill cuts a loop short, its steps are not counted, and its
     time is neither training nor lost. An attempt begins when it locks the folder of the run, after
-    its imports. It ends with its last heartbeat, which is at most 5 seconds before a kill. So long may
-    steps of these seconds count twice: as training, and as a wait for the next attempt.
+    its imports. It ends with its last heartbeat, which is at most 5 seconds before a kill. Steps in
+    between count twice: as training, and in the wait for the next attempt.
 
     Attributes:
       attempts: The number of attempts.
