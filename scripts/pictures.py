@@ -1,4 +1,4 @@
-"""Draws the pictures of the pages from real runs: `python -m scripts.pictures [FOLDER]`.
+"""Draws the pictures of the pages from real runs: `python -m scripts.pictures`.
 
 They are written to docs/images/. The runs take about two minutes on two cores.
 """
@@ -38,8 +38,6 @@ _COMMAND = (
 
 def main() -> None:
     """Draws all pictures."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _IMAGES
-    folder.mkdir(parents=True, exist_ok=True)
     plt.rcParams.update({"font.size": 10, "axes.edgecolor": _INK, "text.color": _INK})
     with tempfile.TemporaryDirectory() as runs:
         whole = _train(Path(runs) / "whole")
@@ -50,7 +48,7 @@ def main() -> None:
         "checkpoint_life": draw_checkpoint_life(),
     }
     for name, figure in pictures.items():
-        figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
+        figure.savefig(_IMAGES / f"{name}.png", dpi=110, bbox_inches="tight")
         plt.close(figure)
 
 

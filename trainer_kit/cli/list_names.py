@@ -2,8 +2,7 @@
 
 It also lists schedules, gradient processors and datasets. Experiments are those in ./experiments,
 modules named by --import_module, in entry points and in trainer_kit, with --all also those of other
-frameworks.
-Registered names are listed if their modules are imported: with --import_module, or by
+frameworks. Registered names are listed if their modules are imported: with --import_module, or by
 ./experiments.
 """
 

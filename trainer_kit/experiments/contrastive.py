@@ -89,7 +89,7 @@ class ContrastiveTask(tk.Task):
         """Adds those of a batch, from all replicas. Eager, on the host."""
         state = state or {"labels": [], "embedding": []}
         for name, values in state.items():
-            values.extend(np.asarray(one) for one in step_logs[name])
+            values.extend(np.asarray(batch) for batch in step_logs[name])
         return state
 
     def reduce_aggregated_logs(self, logs: Any, global_step: Any = None) -> dict[str, float]:

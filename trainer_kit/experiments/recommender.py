@@ -50,7 +50,8 @@ class RecommenderTask(tk.Task):
         super().__init__(*args, **kwargs)
         ratings = read_ratings(self.task_config.path)
         is_held_out = np.random.default_rng(0).random(len(ratings)) < 0.2
-        self.training, self.held_out = ratings[~is_held_out], ratings[is_held_out]
+        self.training = ratings[~is_held_out]
+        self.held_out = ratings[is_held_out]
 
     def build_model(self) -> keras.Model:
         """Returns the model: names of users and items [batch] to ratings, float32 [batch, 1].
@@ -61,7 +62,9 @@ class RecommenderTask(tk.Task):
         layers = keras.layers
         width = self.task_config.width
         regularizer = keras.regularizers.L2(self.task_config.regularization)
-        inputs, biases, vectors = {}, [], []
+        inputs = {}
+        biases = []
+        vectors = []
         for name in ("user", "item"):
             inputs[name] = keras.Input((), name=name, dtype="string")
             # Names that the training part lacks share the number 0.

@@ -53,7 +53,8 @@ class TabularTask(tk.Task):
         super().__init__(*args, **kwargs)
         table = read_table(self.task_config)
         is_held_out = np.random.default_rng(0).random(len(table)) < 0.2
-        self.training, self.held_out = table[~is_held_out], table[is_held_out]
+        self.training = table[~is_held_out]
+        self.held_out = table[is_held_out]
 
     def build_model(self) -> keras.Model:
         """Returns the net: columns by name, each [batch], to the target, float32 [batch, 1].

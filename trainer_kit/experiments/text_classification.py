@@ -56,8 +56,10 @@ class TextTask(tk.Task):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        words, length = self.task_config.words, self.task_config.length
-        self.vectorizer = keras.layers.TextVectorization(words, output_sequence_length=length)
+        config = self.task_config
+        self.vectorizer = keras.layers.TextVectorization(
+            config.words, output_sequence_length=config.length
+        )
         # Words that only held-out texts have are unknown, as they will be in use.
         (texts, _), _ = split_texts(self.task_config.folder)
         self.vectorizer.adapt(texts)

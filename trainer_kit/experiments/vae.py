@@ -113,7 +113,8 @@ def compute_losses(images: Any, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
     # A pixel's grey is taken as the probability that it is white.
     cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits(images, outputs["logits"])
     # Between two normal distributions: that of the latents, and the standard one.
-    mean, log_variance = outputs["mean"], outputs["log_variance"]
+    mean = outputs["mean"]
+    log_variance = outputs["log_variance"]
     kl = 0.5 * (tf.exp(log_variance) + mean**2 - 1.0 - log_variance)
     return tf.reduce_sum(cross_entropy, axis=[1, 2, 3]), tf.reduce_sum(kl, axis=1)
 

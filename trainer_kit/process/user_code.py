@@ -47,6 +47,7 @@ def describe_code(task_class: type) -> dict[str, Any]:
         if not is_user_file(absolute_file):
             continue
         path = Path(absolute_file)
+        # Around an experiment that comes with trainer_kit is no repository of the user.
         if name == task_class.__module__ and not name.startswith("trainer_kit."):
             folder = path.parent
 
