@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from trainer_kit.config.imported_names import import_object
-from trainer_kit.config.registry import Registry
+from trainer_kit.config.registry import Registry, is_redefinition
 from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.section import FieldError, is_configclass
@@ -111,7 +111,9 @@ def register_task(
 
     def bind(task_class: BoundTask) -> BoundTask:
         bound_task = _task_classes.setdefault(config_class, task_class)
-        if bound_task is not task_class and bound_task != task_class:
+        if is_redefinition(bound_task, task_class):
+            _task_classes[config_class] = task_class
+        elif bound_task is not task_class and bound_task != task_class:
             raise UsageError(
                 f"{config_class.__qualname__} is bound to the task {bound_task} already; "
                 f"give {task_class} a config class of its own"

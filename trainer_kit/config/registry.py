@@ -27,6 +27,8 @@ class Registry(Generic[Entry]):
     def register(self, name: str) -> Callable[[Entry], Entry]:
         """Returns a decorator that registers what it decorates under `name`.
 
+        A function or class of a notebook replaces itself when its cell runs again.
+
         Raises:
           UsageError: When the name is empty, has an empty part, or is taken.
         """
@@ -36,7 +38,7 @@ class Registry(Generic[Entry]):
             )
 
         def add(entry: Entry) -> Entry:
-            if name in self._entries:
+            if name in self._entries and not is_redefinition(self._entries[name], entry):
                 raise UsageError(
                     f"the {self.kind} {name!r} is registered already, by"
                     f" {_format_qualified_name(self._entries[name])};"
@@ -67,7 +69,15 @@ class Registry(Generic[Entry]):
         return name in self._entries
 
 
+def is_redefinition(old: object, new: object) -> bool:
+    """Whether `new` is `old` from a cell of a notebook or a line of a prompt that ran again."""
+    new_name = _format_qualified_name(new)
+    return new_name.startswith("__main__.") and new_name == _format_qualified_name(old)
+
+
 def _format_qualified_name(entry: object) -> str:
+    # The branch of a choice is known by the function that builds it.
+    entry = getattr(entry, "build", entry)
     module = getattr(entry, "__module__", "?")
     name = getattr(entry, "__qualname__", type(entry).__name__)
     return f"{module}.{name}"

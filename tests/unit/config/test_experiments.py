@@ -90,6 +90,16 @@ def test_a_task_belongs_to_exactly_its_config_class() -> None:
         register_task(KnownTaskConfig)(type("Other", (), {}))
 
 
+def test_a_task_of_a_notebook_may_be_defined_again() -> None:
+    @configclass
+    class CellConfig(TaskConfig): ...
+
+    for _ in range(2):
+        task = type("CellTask", (), {"__module__": "__main__"})
+        register_task(CellConfig)(task)
+        assert lookup_task_class(CellConfig()) is task
+
+
 def test_only_a_decorated_config_class_can_have_a_task() -> None:
     with pytest.raises(UsageError, match="PlainTaskConfig has to be decorated"):
         register_task(PlainTaskConfig)

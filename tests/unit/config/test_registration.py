@@ -163,3 +163,10 @@ def test_metrics_are_a_list_of_registered_ones_and_keras_own() -> None:
     assert "one of keras, f1" in str(
         collect_mistakes(override_setting, "trainer.metrics=[{type: f2}]")["trainer.metrics.0.type"]
     )
+
+
+def test_a_schedule_of_a_notebook_may_be_registered_again() -> None:
+    for _ in range(2):
+        build = type("Cell", (), {"__module__": "__main__"})
+        register_schedule("cell")(build)
+        assert LrConfig.registry.lookup("cell").build is build

@@ -50,6 +50,24 @@ def test_a_name_that_is_taken_is_refused_and_stays(registry: Registry[object]) -
     assert registry.lookup("digits") == "digits"
 
 
+@pytest.mark.parametrize(("module", "is_replaced"), [("__main__", True), ("project", False)])
+def test_a_cell_of_a_notebook_may_register_again(
+    registry: Registry[object], module: str, is_replaced: bool
+) -> None:
+    def run_cell() -> type:
+        return type("Mine", (), {"__module__": module})
+
+    first = registry.register("mine")(run_cell())
+    if is_replaced:
+        second = registry.register("mine")(run_cell())
+        assert registry.lookup("mine") is second is not first
+    else:
+        with pytest.raises(UsageError, match=r"by project\.Mine; project\.Mine needs another name"):
+            registry.register("mine")(run_cell())
+    with pytest.raises(UsageError, match="'mine' is registered already"):
+        registry.register("mine")(type("Other", (), {"__module__": module}))
+
+
 def test_a_name_may_begin_like_another(registry: Registry[object]) -> None:
     registry.register("vision/resnet")(object())
     assert "vision/resnet" in registry
