@@ -18,6 +18,8 @@ from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 from trainer_kit.evals.best.criterion import Criterion
 
+EXAMPLE = "trainer-kit best runs/digits --top=3"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, the ledger, the criterion of the best and the number shown."""

@@ -21,6 +21,8 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import run_gin_second_pass
 from trainer_kit.errors import DivergedError, ExitCode
 
+EXAMPLE = "trainer-kit check digits"
+
 if TYPE_CHECKING:
     from trainer_kit.training.task import Task
     from trainer_kit.training.trainer import Trainer

@@ -9,6 +9,10 @@ from trainer_kit.checkpoint_names import parse_checkpoint_name
 from trainer_kit.cli.checkpoint_list import PATH, add_output, open_file
 from trainer_kit.errors import ExitCode, UsageError
 
+EXAMPLE = (
+    "trainer-kit checkpoint average runs/digits/ckpt-800 runs/digits/ckpt-900 --output=average"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the files, and that of the new one."""

@@ -9,6 +9,8 @@ from trainer_kit.cli.checkpoint_list import PATH, open_file
 from trainer_kit.cli.view.tables import Table, print_tables
 from trainer_kit.errors import ExitCode
 
+EXAMPLE = "trainer-kit checkpoint diff runs/a runs/b"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the two files."""

@@ -11,6 +11,8 @@ from typing import Any
 from trainer_kit.cli.view.tables import Table, print_tables
 from trainer_kit.errors import ExitCode
 
+EXAMPLE = "trainer-kit checkpoint list runs/digits"
+
 PATH = (
     "A checkpoint, a folder of checkpoints, the folder of a run, a SavedModel, or a .keras,"
     " .weights.h5 or .h5 file. Of a folder of best weights the best checkpoint is taken, else the"

@@ -8,6 +8,8 @@ import re
 from trainer_kit.cli.checkpoint_list import PATH, add_output, open_file
 from trainer_kit.errors import ExitCode, UsageError
 
+EXAMPLE = "trainer-kit checkpoint rename model.ckpt --rename ^bert/ encoder/ --output=renamed/bert"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the file and of the new checkpoint, and the replacements."""

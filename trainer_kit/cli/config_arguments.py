@@ -25,8 +25,19 @@ _REPEATED = {
 }
 
 
+def add_import_argument(parser: argparse.ArgumentParser, more_help: str = "") -> None:
+    """Adds the argument for modules to import, whose names are in `arguments.import_module`."""
+    parser.add_argument(
+        "--import_module",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help=f"Imports a module or .py file. It may be repeated.{more_help}",
+    )
+
+
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds arguments for the experiment's name and the sources of its config."""
+    """Adds arguments for the experiment's name, its modules and the sources of its config."""
     parser.add_argument(
         "experiment", help="The name of the experiment; `trainer-kit list` shows all names."
     )
@@ -37,6 +48,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
             default=[],
             help=f"{meaning} It may be repeated; later ones win.",
         )
+    add_import_argument(parser)
 
 
 def resolve_arguments(arguments: argparse.Namespace) -> ResolvedConfig[ExperimentConfig]:

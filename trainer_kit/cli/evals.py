@@ -17,6 +17,8 @@ from trainer_kit.errors import ExitCode
 from trainer_kit.telemetry.goodput import read_goodput
 from trainer_kit.telemetry.scalars import to_json_number
 
+EXAMPLE = "trainer-kit evals runs/digits"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, its ledgers, and the criterion of the best."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from trainer_kit.cli.config_arguments import add_import_argument
 from trainer_kit.errors import ExitCode
+
+EXAMPLE = "trainer-kit export runs/digits --format=saved_model,litert --output=exported"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +34,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         default="best",
-        help="best, best:NAME, latest, a step, or a path. Default: best.",
+        help="Which weights: best, best:NAME, latest, a step, or a path. Default: best.",
     )
     parser.add_argument(
         "--weights",
         default="",
         help="average, weights, or one of ema.more_decays. Default: those that the run evaluates.",
     )
+    add_import_argument(parser, " none: does not import the modules that the run names.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 from trainer_kit.config.discovery import SHIPPED_FOLDER, list_shipped_experiments
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
+EXAMPLE = "trainer-kit init my_project --experiment=tabular"
+
 _FIRST_EXPERIMENT = "circle"
 
 # NAME stands for the experiment.

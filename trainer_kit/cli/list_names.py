@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from trainer_kit.cli.config_arguments import add_import_argument
 from trainer_kit.config import discovery
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.config.field_docs import get_first_sentence, read_class_summary
@@ -24,6 +25,8 @@ from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import ExitCode
+
+EXAMPLE = "trainer-kit list optimizers"
 
 EXPERIMENTS = "experiments"
 
@@ -42,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Also lists the experiments of other frameworks, such as tfm/mock.",
     )
+    add_import_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

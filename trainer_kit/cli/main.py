@@ -140,18 +140,20 @@ def _add_parsers(
     """Adds a parser for each module, including the arguments that all commands take."""
     for name, module in modules.items():
         help_text = (module.__doc__ or "").split("\n")[0]
-        command = add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        command = add_parser(
+            name,
+            help=help_text,
+            description=help_text,
+            epilog=f"example: {module.EXAMPLE}",
+            allow_abbrev=False,
+        )
         module.add_arguments(command)
         add_common_arguments(command)
         command.set_defaults(run=module.run, parser=command)
 
 
 def add_common_arguments(command: argparse.ArgumentParser) -> None:
-    """Adds the arguments that all verbs take."""
-    imports = "Imports a module or .py file, also several times. none: no module that a run names."
-    command.add_argument(
-        "--import_module", action="append", default=[], metavar="MODULE", help=imports
-    )
+    """Adds the argument that all verbs take."""
     command.add_argument(
         "--debug", action="store_true", help="Prints the whole traceback of an error."
     )

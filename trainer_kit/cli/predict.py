@@ -8,6 +8,8 @@ from trainer_kit.cli.export import add_run_arguments
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ExitCode
 
+EXAMPLE = "trainer-kit predict runs/digits --input=images.npz --output=digits.csv"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, its checkpoint, the data and the file."""
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker", type=int, default=0, help="The number of this worker, from 0. Default: 0."
     )
-    parser.add_argument("--workers", type=int, default=1, help="All workers. Default: 1.")
+    parser.add_argument("--workers", type=int, default=1, help="The number of workers. Default: 1.")
     parser.add_argument(
         "--evaluate",
         action="store_true",

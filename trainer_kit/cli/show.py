@@ -23,6 +23,8 @@ from trainer_kit.config.json_schema import create_json_schema
 from trainer_kit.config.resolve import list_resolved_values
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
+EXAMPLE = "trainer-kit show digits --diff --params_override=learning_rate=3e-4"
+
 _PATHS = "Values or sections to explain, such as trainer.train_steps."
 
 # (dotted path, plain value, origin).

@@ -14,13 +14,17 @@ from trainer_kit.cli.runs.list_runs import build_runs_table
 from trainer_kit.cli.view.tables import print_tables
 from trainer_kit.errors import UsageError
 
+EXAMPLE = "trainer-kit tensorboard runs"
+
 _LAST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the folder and the port."""
     parser.add_argument(
-        "folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run."
+        "folder",
+        metavar="FOLDER",
+        help="A folder that contains runs, at any depth, or the folder of one run.",
     )
     port = "The port of the server. Default: 6006, or the next one that is free; 0: any free one."
     parser.add_argument("--port", type=int, metavar="N", help=port)

@@ -545,7 +545,7 @@ class _Merger:
         elif other_paths:
             other_path = other_paths[0]
             other_origin = self.origins[other_path]
-            origin = f"{DEFAULT_ORIGIN}, with {other_path} from {other_origin}"
+            origin = f"with {other_path} from {other_origin}"
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
 

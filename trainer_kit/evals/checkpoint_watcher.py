@@ -92,16 +92,10 @@ class CheckpointWatcher:
                 )
 
             if now - last_log >= _LOG_SECONDS:
-                limit = "no time limit"
-                if self._timeout is not None:
-                    limit = f"at most {self._timeout:g} s without a sign of life"
-                pattern = f"{self._directory}/ckpt-*.index"
                 _LOG.info(
-                    "waiting for %s (%s); %s; %s",
-                    pattern,
+                    "waiting for a checkpoint: %s; %s",
                     self._describe_folder(),
                     self._sidecar.describe_trainer(),
-                    limit,
                 )
                 last_log = now
             with enter_wait():
@@ -179,7 +173,7 @@ class CheckpointWatcher:
             return "the folder does not exist"
         steps = list(complete_checkpoints(self._directory))
         if steps:
-            return f"the newest checkpoint, ckpt-{steps[-1]}, was already handled"
+            return f"ckpt-{steps[-1]} is the newest, and was handled"
 
         names: list[str] = []
         # The folder may be moved in between. The evaluation itself creates evals/.

@@ -17,7 +17,14 @@ import traceback
 from collections.abc import Iterator, Mapping
 
 from trainer_kit import files
-from trainer_kit.errors import ConfigError, ExitCode, StorageError, find_trainer_kit_error
+from trainer_kit.errors import (
+    ConfigError,
+    ExitCode,
+    InterruptedRunError,
+    PreemptedError,
+    StorageError,
+    find_trainer_kit_error,
+)
 from trainer_kit.errors.user_exits import build_exit_error
 from trainer_kit.errors.user_frames import (
     find_package_frames,
@@ -89,7 +96,10 @@ def print_error(
         for cause in (mistake, mistake.__cause__):
             if isinstance(cause, ConfigError):
                 notes += getattr(cause, "__notes__", ())
-        text = "\n  ".join([f"error: {mistake}", *notes])
+        # A run that was asked to stop has done what it was asked for.
+        is_stop = isinstance(mistake, (PreemptedError, InterruptedRunError))
+        message = str(mistake) if is_stop else f"error: {mistake}"
+        text = "\n  ".join([message, *notes])
         print_to_stderr(text)
         return mistake.exit_code
 

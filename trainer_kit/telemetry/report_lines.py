@@ -24,20 +24,20 @@ def format_single_report(report: Report) -> str:
     """Returns the line of `report`, its parts separated by " | ".
 
     For example "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:12 left |
-    training_loss 0.123", or "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98
-    at step 200".
+    training_loss 0.123", or "validation | step 200/400 | accuracy 0.98 | best accuracy 0.98 at step
+    200 | 1.5 s".
     """
     is_training = report.kind == "train"
     parts = [report.kind]
     parts.append(f"step {format_progress(report)}")
     parts += format_rates(report)
     parts += format_time_left(report)
-    if not is_training and report.seconds > 0:
-        seconds = format_number(report.seconds)
-        parts.append(f"{seconds} s")
     parts += format_metrics(report)
     if not is_training and report.best is not None:
         parts.append(format_best(report.best))
+    if not is_training and report.seconds > 0:
+        seconds = format_number(report.seconds)
+        parts.append(f"{seconds} s")
 
     line = " | ".join(parts)
     return replace_unprintable(line)
@@ -84,22 +84,24 @@ def _format_fraction(done: int, total: int | None) -> str:
 
 
 def format_progress(report: Report) -> str:
-    """Returns "240/400 (epoch 3/4, step 40/100)". Unknown totals and epochs are left out."""
+    """Returns "240/400 (epoch 3/4)". Unknown totals and epochs are left out."""
     steps = f"{report.step}"
     if report.total_steps is not None:
         steps = f"{report.step}/{report.total_steps}"
     if report.epoch_progress is None:
         return steps
-    epochs = format_epoch_progress(report.epoch_progress)
-    return f"{steps} ({epochs})"
+    return f"{steps} (epoch {_format_epoch(report.epoch_progress)})"
 
 
 def format_epoch_progress(progress: EpochProgress) -> str:
     """Returns "epoch 3/4, step 40/100". The number of epochs is left out if it is not known."""
-    epochs = f"{progress.epoch}"
-    if progress.epochs is not None:
-        epochs = f"{progress.epoch}/{progress.epochs}"
-    return f"epoch {epochs}, step {progress.step}/{progress.steps}"
+    return f"epoch {_format_epoch(progress)}, step {progress.step}/{progress.steps}"
+
+
+def _format_epoch(progress: EpochProgress) -> str:
+    if progress.epochs is None:
+        return f"{progress.epoch}"
+    return f"{progress.epoch}/{progress.epochs}"
 
 
 def format_rates(report: Report) -> list[str]:

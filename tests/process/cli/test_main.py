@@ -49,7 +49,7 @@ def test_every_command_has_a_help_that_begins_with_what_it_does(
 
     text = " ".join(capsys.readouterr().out.split())
     assert str(module.__doc__).split("\n")[0] in text
-    assert "--import_module MODULE" in text
+    assert f"example: {module.EXAMPLE}" in text
     assert "--debug" in text
 
 

@@ -208,7 +208,7 @@ def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfi
         "trainer.summary_interval"
     ]
 
-    assert mistake.origin == "default, with trainer.steps_per_loop from layer 0"
+    assert mistake.origin == "with trainer.steps_per_loop from layer 0"
     assert "steps_per_loop (300)" in mistake.problem
 
 
@@ -220,7 +220,7 @@ def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig
     assert collect_mistakes(apply_values, default, batch, cpus)[path].origin == "layer 0"
 
     mistake = collect_mistakes(apply_values, default.replace(**batch), cpus)[path]
-    assert mistake.origin == "default, with runtime.virtual_cpus from layer 0"
+    assert mistake.origin == "with runtime.virtual_cpus from layer 0"
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_a_training_line_tells_how_the_devices_are_used() -> None:
 @pytest.mark.parametrize(
     ("total", "epochs", "expected"),
     [
-        (300, 3, "step 150/300 (epoch 2/3, step 50/100)"),
-        (None, None, "step 150 (epoch 2, step 50/100)"),
+        (300, 3, "step 150/300 (epoch 2/3)"),
+        (None, None, "step 150 (epoch 2)"),
     ],
 )
 def test_a_line_of_a_run_with_epochs_names_the_epoch(
@@ -68,8 +68,8 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
 
     assert (
         lines.format_single_report(built)
-        == "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at"
-        " step 200"
+        == "validation | step 200 | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at step"
+        " 200 | 1.5 s"
     )
 
 
@@ -95,8 +95,8 @@ def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
     )
 
     assert lines.format_report_lines(built) == [
-        "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
-        "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
+        "validation dev | step 9/10 | accuracy 0.5 | best accuracy 0.75 at step 3 | 0.5 s",
+        "validation rare | step 9/10 | accuracy 0.25 | 1.25 s",
     ]
 
 

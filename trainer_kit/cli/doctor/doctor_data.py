@@ -15,6 +15,8 @@ from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
 from trainer_kit.errors import DataError, ExitCode, UsageError
 from trainer_kit.files import write_bytes
 
+EXAMPLE = "trainer-kit doctor data digits"
+
 if TYPE_CHECKING:
     import tensorflow as tf
 

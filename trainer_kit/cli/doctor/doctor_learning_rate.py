@@ -16,6 +16,8 @@ from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
 from trainer_kit.cli.view.pictures import require_matplotlib, save_picture
 from trainer_kit.errors import ExitCode, UsageError
 
+EXAMPLE = "trainer-kit doctor learning_rate digits --steps=100"
+
 if TYPE_CHECKING:
     from trainer_kit.training.rate_range import RateRange
 

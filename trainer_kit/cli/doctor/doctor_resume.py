@@ -24,6 +24,8 @@ from trainer_kit import files
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
 
+EXAMPLE = "trainer-kit doctor resume digits --kills=3"
+
 _MODE = "train_and_eval"
 _FORWARDED_ARGUMENTS = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
 _SIGNALS = {

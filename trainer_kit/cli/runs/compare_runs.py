@@ -29,6 +29,8 @@ from trainer_kit.telemetry.scalars import LOSS
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+EXAMPLE = "trainer-kit compare runs --metric=validation_loss --plot=curves.png"
+
 # How the paths of seeds end.
 _SEEDS = (".seed", ".random_seed", ".sampling_seed")
 _CONFIG = "config."

@@ -18,11 +18,15 @@ from trainer_kit.evals.run_summary import (
     read_run,
 )
 
+EXAMPLE = "trainer-kit runs runs"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the argument for the folder."""
     parser.add_argument(
-        "folder", metavar="FOLDER", help="A folder with runs in it, at any depth, or of one run."
+        "folder",
+        metavar="FOLDER",
+        help="A folder that contains runs, at any depth, or the folder of one run.",
     )
 
 

@@ -22,6 +22,8 @@ from trainer_kit.run.flags import build_request, parse_flags
 from trainer_kit.run.preflight import check_request
 from trainer_kit.sweeps.sweep_config import SearchRange, SweepConfig, format_override
 
+EXAMPLE = "trainer-kit sweep digits --grid=learning_rate=1e-4,1e-3,1e-2 --sweep_dir=runs/rates"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the experiment, what is tried, the folder, and the number of processes."""

@@ -50,5 +50,5 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
     # An exception could be lost in a library. What was begun outside of a run, the next start does
     # again.
-    os.write(2, b"error: stopped by SIGTERM; there was nothing to save; start the job again\n")
+    os.write(2, b"stopped by SIGTERM; there was nothing to save; start the job again\n")
     os._exit(ExitCode.PREEMPTED)

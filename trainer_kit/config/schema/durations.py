@@ -137,7 +137,7 @@ class DurationField:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Returns the schema of the field: a strict int of at least `ge`, or a duration."""
+        """Returns the schema of the field: a whole number of at least `ge`, or a duration."""
         del source, handler
         steps = core_schema.int_schema(strict=True, ge=self.ge)
         return core_schema.no_info_wrap_validator_function(self._check, steps)
@@ -146,7 +146,9 @@ class DurationField:
         if isinstance(value, RoundedSteps):
             return value
         if not isinstance(value, str) and self.ge is not None:
-            return check_steps(value)
+            # 1e6 is a float to YAML and to Python.
+            is_whole = isinstance(value, float) and value.is_integer()
+            return check_steps(int(value) if is_whole else value)
 
         duration = Duration.parse(value)
         if duration is None or duration.unit not in self.units:

@@ -5,7 +5,6 @@ Any position in the order costs the same to reach, on any number of replicas.
 
 from __future__ import annotations
 
-import logging
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,11 +20,9 @@ from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
 from trainer_kit.inputs.sources.source_pipeline import (
     build_options,
-    describe_unread_fields,
     finish_pipeline,
+    warn_of_unread_fields,
 )
-
-_LOG = logging.getLogger(__name__)
 
 # Nested arrays or tensors. In those of examples, the first dimension counts the examples.
 Arrays: TypeAlias = "np.ndarray | tf.Tensor | tuple[Arrays, ...] | Mapping[str, Arrays]"
@@ -92,9 +89,7 @@ class ArraySource:
         with tf.device("CPU:0"):
             self._arrays = tf.nest.map_structure(tf.constant, arrays)
         self._options = build_options(params)
-        warning = describe_unread_fields("ArraySource", params, {"cache"})
-        if warning:
-            _LOG.warning(warning)
+        warn_of_unread_fields("ArraySource", params, {"cache"})
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None

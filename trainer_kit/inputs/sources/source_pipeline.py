@@ -5,12 +5,16 @@ These are prefetching, tf.data's options, and a warning about fields that they d
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Collection
 
 import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError, suggest_names
+
+_LOG = logging.getLogger(__name__)
 
 # The fields of DataConfig that every Source reads, and the one that changes nothing by design.
 _COMMON_FIELDS = {
@@ -64,10 +68,10 @@ def finish_pipeline(
     return batches.with_options(options)
 
 
-def describe_unread_fields(reader: str, params: DataConfig, own_fields: Collection[str]) -> str:
-    """Returns a warning about fields that are set and that `reader` does not read.
+def warn_of_unread_fields(reader: str, params: DataConfig, own_fields: Collection[str]) -> None:
+    """Warns of fields that are set and that `reader` does not read, once in a process.
 
-    A field is set if it differs from its default. Returns "" if all such fields are read.
+    A field is set if it differs from its default.
 
     Args:
       reader: The name of the Source, for the message.
@@ -82,9 +86,13 @@ def describe_unread_fields(reader: str, params: DataConfig, own_fields: Collecti
         and name not in own_fields
         and getattr(params, name) != getattr(defaults, name)
     ]
-    if not unread:
-        return ""
-    return (
-        f"{reader} does not read {', '.join(unread)}; unless the task reads them, these fields have"
-        " no effect"
-    )
+    if unread:
+        _warn_once(
+            f"{reader} does not read {', '.join(unread)}; unless the task reads them, these fields"
+            " have no effect"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _LOG.warning(message)

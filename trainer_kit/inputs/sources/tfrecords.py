@@ -6,7 +6,6 @@ Any position in the order costs the same to reach.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,12 +20,11 @@ from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
 from trainer_kit.inputs.sources.source_pipeline import (
     build_options,
-    describe_unread_fields,
     finish_pipeline,
+    warn_of_unread_fields,
 )
 from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, find_matching_files
 
-_LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")
 # TensorFlow names the op that failed in double braces and then, line by line, the ops that it
 # failed in. For a function of a dataset, that is the op that asked for a batch. A last line may
@@ -99,9 +97,7 @@ class TFRecordSource:
         self.num_examples = len(self._files)
         self._order = Order(self.num_examples, params, block=params.block_length)
         self._options = build_options(params)
-        warning = describe_unread_fields("TFRecordSource", params, {"input_path", "block_length"})
-        if warning:
-            _LOG.warning(warning)
+        warn_of_unread_fields("TFRecordSource", params, {"input_path", "block_length"})
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None

@@ -293,7 +293,7 @@ def test_one_warning_names_fields_without_effect_on_arrays(
     (record,) = caplog.records
 
     assert record.levelname == "WARNING"
-    assert record.name == "trainer_kit.inputs.sources.arrays"
+    assert record.name == "trainer_kit.inputs.sources.source_pipeline"
 
     named = {
         word

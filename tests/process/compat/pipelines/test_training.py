@@ -63,9 +63,7 @@ def test_sigterm_in_an_epoch_ends_with_75_and_one_line(jobs: dict[str, Any]) -> 
         line for line in jobs["stopped"].splitlines() if line.startswith(("error", "Traceback"))
     ]
     (error,) = errors
-    (step,) = re.findall(
-        r"^error: stopped by SIGTERM at step (\d+); the same command resumes ", error
-    )
+    (step,) = re.findall(r"^stopped by SIGTERM at step (\d+); the same command resumes ", error)
 
     assert SECOND_EPOCH <= int(step) < 2 * STEPS
     assert jobs["meta"] == {"last_epoch": 1, "last_checkpoint": f"checkpoints/ckpt-{step}"}

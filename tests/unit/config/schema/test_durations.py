@@ -53,6 +53,15 @@ def test_python_yaml_gin_and_text_give_the_same_duration(experiment: str) -> Non
         assert trainer.as_dict()["train_steps"] == "3 epochs"
 
 
+def test_steps_may_be_written_with_an_exponent(experiment: str) -> None:
+    source = ConfigSources(params_overrides=("trainer.train_steps=1e3",))
+
+    steps = resolve_config(experiment, source).config.trainer.train_steps
+
+    assert (steps, type(steps)) == (1000, int)
+    assert wrong_fields(TrainerConfig, {"train_steps": 1000.5}) == ["train_steps"]
+
+
 @pytest.mark.parametrize("field", ["checkpoint_interval", "summary_interval"])
 def test_an_exact_resume_refuses_intervals_by_the_clock(field: str) -> None:
     assert wrong_fields(TrainerConfig, {field: "30 min", "require_exact_resume": True}) == [field]
