@@ -32,21 +32,21 @@ class ExitCode(enum.IntEnum):
 
 
 EXIT_CODES: dict[ExitCode, str] = {
-    ExitCode.DONE: "The command has done what it was asked to do.",
+    ExitCode.DONE: "The command succeeded.",
     ExitCode.BUG: "There is a bug in trainer_kit or in the user's code.",
     ExitCode.USAGE: "The flags, the files that they name or the config are wrong.",
     ExitCode.DIVERGED: (
-        "The run diverged (NaN, or a loss above its bound), and no recovery is left."
+        "The run diverged (NaN, or a loss above its bound), and no recovery attempt is left."
     ),
     ExitCode.MODEL_DIR_IN_USE: "Another process trains in model_dir.",
     ExitCode.DATA: "The data is empty, unreadable, or not what the config says.",
     ExitCode.STORAGE: "Storage is full or unwritable, or every checkpoint is damaged.",
     ExitCode.STALLED: "Nothing happened for trainer.hang_timeout_seconds.",
     ExitCode.NOTHING_TO_WAIT_FOR: (
-        "A sidecar has nothing more to wait for, because the training run is gone."
+        "A sidecar has nothing left to wait for, because the training run is gone."
     ),
     ExitCode.PREEMPTED: (
-        "The run was preempted after it had saved, or another worker is gone: run it again."
+        "The run was preempted after it had saved, or it lost another worker: run it again."
     ),
     ExitCode.INTERRUPTED: "Ctrl-C stopped the run after it had saved.",
 }

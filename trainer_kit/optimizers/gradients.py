@@ -123,7 +123,7 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
 
 @tf.autograph.experimental.do_not_convert
 def scale_loss(optimizer: Optimizers, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the loss to differentiate: times the loss scale, if `optimizer` has one.
+    """Returns the loss to differentiate, multiplied by the loss scale of `optimizer` if it has one.
 
     Runs eagerly or in graph, on a replica. `apply_gradients` undoes the scaling.
 

@@ -65,7 +65,7 @@ def export(
     examples: Any = None,
     tolerance: float | None = None,
 ) -> Export:
-    """Writes a model in formats that need none of its code, each after a comparison.
+    """Exports a model to formats that do not need its code, and compares each with the live model.
 
     What is written is the task's `inference_step` with `training=False`, between its `preprocess`
     and its `postprocess`, with the weights that the run evaluates. Each format is loaded in its own

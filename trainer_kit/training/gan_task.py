@@ -162,7 +162,7 @@ class GanTask(Task):
     def discriminator_penalty(
         self, discriminator: keras.Model, real: tf.Tensor, fake: tf.Tensor
     ) -> tf.Tensor | float:
-        """Returns what is added to the discriminator's loss in training.
+        """Returns the penalty that training adds to the discriminator's loss.
 
         By default it is R1, times `task.r1_penalty` / 2. Runs in graph, on a replica.
 

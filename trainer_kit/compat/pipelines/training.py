@@ -41,7 +41,7 @@ _MODEL = "saved_model"
 
 
 class Training:
-    """A training job whose model, data and folders a component of a pipeline gives.
+    """A training job that gets its model, data and folders from a pipeline component.
 
     A job that was stopped or killed continues when the same program is started again: with the
     optimizer, the callbacks and the remaining epochs. A subclass may replace `__init__` and

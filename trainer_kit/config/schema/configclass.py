@@ -87,7 +87,7 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
 
 
 class Config(Section):
-    """What every config class can do. Section has the attributes that a class may set."""
+    """The base class of every config class. Section has the attributes that a class may set."""
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Makes the class raise FieldErrors, and returns a new object."""

@@ -64,9 +64,9 @@ class DatasetConfig(OpenOneOfConfig):
 
 @configclass
 class DataConfig(Config):
-    """What a dataset is made of.
+    """Describes a dataset.
 
-    All of it reaches `Task.build_inputs`. The readers in `inputs/` use what fits them.
+    `Task.build_inputs` receives every field. The readers in `inputs/` use those that apply.
 
     Attributes:
       input_path: The files to read: a path or a glob, several of them separated by commas, a list
@@ -80,8 +80,8 @@ class DataConfig(Config):
         ArraySource and TFRecordSource shuffle the whole data without it.
       cache: Whether decoded examples are kept in memory, for readers that can do so.
       cycle_length: How many files are read at once, for readers that interleave files.
-      block_length: How many records in a row are read from one file; TFRecordSource keeps so many
-        together in its shuffled order.
+      block_length: How many records in a row are read from one file; TFRecordSource keeps that
+        many together in its shuffled order.
       ram_budget: The memory in gigabytes that the input pipeline may use, for readers that hand it
         to tf.data.
       deterministic: Whether batches come in the same order in each run; unset leaves it to tf.data,
@@ -149,7 +149,7 @@ class DataConfig(Config):
 
 @configclass
 class TaskConfig(Config):
-    """What a task is configured by.
+    """The settings of a task.
 
     Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
 
@@ -254,7 +254,7 @@ class TrainerConfig(Config):
         steps_per_loop. A time is looked at when a loop ends.
       checkpoint_interval: Steps between checkpoints. A time is looked at when a loop ends.
       max_to_keep: How many of the newest checkpoints are kept.
-      keep_interval: Which older checkpoints are kept, too: the first one after each so many steps,
+      keep_interval: Which older checkpoints are also kept: the first after every so many steps,
         epochs or hours; unset keeps none of them.
       continuous_eval: Which checkpoints mode continuous_eval evaluates, and how long they are kept
         for it.
@@ -266,7 +266,7 @@ class TrainerConfig(Config):
         resumes. Unset sets no limit.
       overfit_batches: The number of batches, counted from the start of the training data, that the
         run trains on again and again and evaluates on; they are an epoch then. Unset for real runs.
-        A model and a loss without a mistake learn them by heart.
+        A correct model and loss memorize them.
       validation_steps: The number of batches in an evaluation; -1 takes all of them.
       validation_interval: Steps between evaluations in mode train_and_eval.
       validation_sets: What differs for one of several validation sets, by the name of the set.
@@ -487,7 +487,7 @@ class TrainerConfig(Config):
 
 @configclass
 class ExperimentConfig(Config):
-    """All of an experiment: what is learned (task), for how long (trainer), on what (runtime).
+    """A whole experiment: what is learned (task), for how long (trainer), on what (runtime).
 
     Attributes:
       task: What is learned: the model, the data and what the task needs.

@@ -166,7 +166,7 @@ class MultiTaskConfig(TaskConfig):
                 )
 
     def rules_with_trainer(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
-        """Checks that no setting is used that is for one task.
+        """Checks that no setting is used that works only for a single task.
 
         Such settings are micro-batches, cut data and tensors of a step.
         """

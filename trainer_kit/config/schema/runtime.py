@@ -26,7 +26,7 @@ ALL_REDUCE_ALGORITHMS = {
 
 @configclass
 class RuntimeConfig(Config):
-    """On what the experiment runs.
+    """What the experiment runs on.
 
     Attributes:
       distribution_strategy: The tf.distribute strategy; `auto` chooses by the devices of the

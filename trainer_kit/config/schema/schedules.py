@@ -28,7 +28,7 @@ class ConstantLrConfig(Config):
     """The same learning rate at every step.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       learning_rate: The learning rate of every step.
     """
 
@@ -74,7 +74,7 @@ class StepwiseLrConfig(_PiecewiseConfig):
     """`values[i]` until step `boundaries[i]`, with one more value than boundaries.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       values: The learning rates, one more than boundaries: values[i] is used up to step
         boundaries[i].
     """
@@ -90,7 +90,7 @@ class StepCosineLrConfig(_PiecewiseConfig):
     The first boundary is usually 0. After the last boundary, the rate stays at the last value.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       values: The learning rates at the boundaries, as many as there are boundaries; the rate
         follows half a cosine between two of them.
     """
@@ -103,7 +103,7 @@ class _DecayConfig(Config):
     """A learning rate that falls.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       initial_learning_rate: The learning rate at which the schedule starts.
       offset: The number of steps by which the schedule starts later.
     """
@@ -167,7 +167,7 @@ class CosineRestartsLrConfig(Config):
     After each of them, the rate jumps up.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       initial_learning_rate: The learning rate at which the schedule starts.
       first_decay_steps: The number of steps of the first half cosine.
       t_mul: The factor of the number of steps from one half cosine to the next.
@@ -196,7 +196,7 @@ class OneCycleLrConfig(Config):
     straight line. From there it goes by half a cosine to last at step total_steps, and stays.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       max_learning_rate: The highest learning rate.
       total_steps: The number of steps of the rise and the fall together.
       pct_start: The share of total_steps in which the rate rises.
@@ -240,7 +240,7 @@ class DirectPowerLrConfig(Config):
     """initial_learning_rate * step ** power.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       initial_learning_rate: The learning rate at step 1.
       power: The exponent of the step.
     """
@@ -258,7 +258,7 @@ class PowerAndLinearDecayLrConfig(Config):
     straight line.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       initial_learning_rate: The learning rate at step 1.
       total_decay_steps: The step at which the learning rate reaches 0.
       power: The exponent of the step.
@@ -283,7 +283,7 @@ class PowerDecayWithOffsetLrConfig(Config):
     (step - offset) ** power.
 
     Attributes:
-      name: The name of the schedule; it changes nothing in training.
+      name: The name of the schedule; it has no effect on training.
       initial_learning_rate: The factor of the power of the step: the learning rate one step after
         `offset`, if that is below pre_offset_learning_rate.
       power: The exponent of the step, which is counted from `offset`.
@@ -393,7 +393,7 @@ class LinearWarmupConfig(Config):
     """From warmup_learning_rate to the schedule's value, in a straight line over warmup_steps.
 
     Attributes:
-      name: The name of the warm-up; it changes nothing in training.
+      name: The name of the warm-up; it has no effect on training.
       warmup_learning_rate: The learning rate at step 0.
       warmup_steps: The number of steps of the warm-up; it has to be set.
     """
@@ -408,7 +408,7 @@ class PolynomialWarmupConfig(Config):
     """(step / warmup_steps) ** power times the schedule's value at the end of the warm-up.
 
     Attributes:
-      name: The name of the warm-up; it changes nothing in training.
+      name: The name of the warm-up; it has no effect on training.
       power: The exponent of the share of the warm-up that is done; 1 is a straight line.
       warmup_steps: The number of steps of the warm-up; it has to be set.
     """

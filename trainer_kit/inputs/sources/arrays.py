@@ -166,7 +166,7 @@ class ArraySource:
         return max(1, batches)
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
-        """Returns the dataset of `at` for one replica, in stacks of `size` batches.
+        """Returns the dataset of `at` for one replica, with `size` batches stacked in each element.
 
         One gather makes the successive batches of an element.
 

@@ -49,9 +49,9 @@ class TFRecordSource:
 
     The constructor reads the headers of all records: 0.6 s for a million, with the files in the
     page cache. Records are read at random, from a local SSD or the page cache. For slower disks
-    `params.block_length` keeps so many successive records together in the shuffled order. 1,200 to
-    1,600 batches of 32 small records a second come through, on 2 CPU cores. tf.data's own reader
-    with a shuffle buffer makes 5,300, since it runs no Python.
+    `params.block_length` keeps that many successive records together in the shuffled order. It
+    reads 1,200 to 1,600 batches of 32 small records a second on 2 CPU cores. tf.data's own reader
+    with a shuffle buffer reads 5,300, since it runs no Python.
 
     Of `params` it also uses prefetch_buffer_size, deterministic and autotune_algorithm. A warning
     names the fields that are set and not used.

@@ -47,7 +47,7 @@ def test_an_error_that_explains_itself_is_an_exit_code(
         raise error("this is why")
 
     assert ended.value.code == code
-    prefix = "" if error is PreemptedError else "error: "
+    prefix = "" if error in (PreemptedError, InterruptedRunError) else "error: "
     assert capsys.readouterr().err == f"{prefix}this is why\n"
 
 
