@@ -60,7 +60,9 @@ def test_a_job_goes_on_with_the_same_bits_after_sigterm(jobs: dict[str, Any]) ->
 
 def test_sigterm_in_an_epoch_ends_with_75_and_one_line(jobs: dict[str, Any]) -> None:
     output = jobs["stopped"]
-    (step,) = re.findall(r"(?m)^stopped by SIGTERM at step (\d+); the same command resumes ", output)
+    (step,) = re.findall(
+        r"(?m)^stopped by SIGTERM at step (\d+); the same command resumes ", output
+    )
     assert "Traceback" not in output
 
     assert SECOND_EPOCH <= int(step) < 2 * STEPS
