@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the run, its ledgers, and the criterion of the best."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument(
-        "--name", help="The ledger to read, evals/<name>.jsonl. Default: all of them."
+        "--name",
+        help=(
+            "The ledger to read, evals/<name>.jsonl. validation is the training run's; the others"
+            " are those of sidecars and of mode eval. Default: all of them."
+        ),
     )
     ledgers.add_metric_arguments(parser)
     parser.add_argument(

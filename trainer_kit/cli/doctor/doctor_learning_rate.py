@@ -137,7 +137,12 @@ def _save_picture(rate_range: RateRange, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="training loss")
+    axes = figure.add_subplot(
+        title="The loss while the learning rate rises",
+        xscale="log",
+        xlabel="learning rate",
+        ylabel="training loss",
+    )
     axes.plot(rate_range.rates, rate_range.losses, color="lightgray", label="each step")
     axes.plot(rate_range.rates, rate_range.smoothed_losses, label="smoothed")
     if rate_range.suggestion is not None:
@@ -145,4 +150,10 @@ def _save_picture(rate_range: RateRange, path: str) -> None:
             rate_range.suggestion, linestyle="--", label=f"suggested: {rate_range.suggestion:.2g}"
         )
     axes.legend()
+    # At the end the loss explodes, beside which its fall would look flat.
+    first_loss = rate_range.smoothed_losses[0]
+    lowest_loss = min(rate_range.smoothed_losses)
+    fall = first_loss - lowest_loss
+    if fall > 0:
+        axes.set_ylim(lowest_loss - fall / 10, first_loss + fall / 2)
     save_picture(figure, "--picture", path)
