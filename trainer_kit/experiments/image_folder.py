@@ -1,13 +1,13 @@
 r"""Classifies the images of a folder that has one subfolder for each class.
 
-The data: 800 generated pictures of triangles, squares, pentagons and circles, written as PNG files
-into a temporary folder. Your own images (JPEG, PNG, BMP or GIF) take their place with
-`--params_override=task.folder=path/to/folder`; `task.image_size` is the size they are scaled to.
+The data: 800 generated pictures of triangles, squares, pentagons and circles, as PNG files in
+~/.keras/datasets. Your own images (JPEG, PNG, BMP or GIF) take their place with
+`--params_override=task.folder=path/to/folder`. `task.image_size` is the size they are scaled to.
 
 Run:      python -m trainer_kit.train --experiment=image_folder --mode=train_and_eval \
               --model_dir=runs/image_folder
-Expected: `accuracy` 0.96 on the fifth of the images that is held out (0.86 with another seed).
-          Always the same class, the largest one, would be right in 0.29 of them.
+Expected: `accuracy` 0.94 to 0.99, depending on the seed, on the fifth of the images that is held
+          out. Always the same class, the largest one, would be right in 0.29 of them.
 Cost:     under a minute on two cores.
 """
 
@@ -41,7 +41,7 @@ class ImageFolderConfig(tk.TaskConfig):
     """
 
     folder: str = ""
-    image_size: int = 32
+    image_size: int = 48
     validation_share: float = 0.2
 
 
@@ -106,8 +106,9 @@ def list_classes(folder: Path) -> list[str]:
 
 def write_shapes() -> Path:
     """Writes the generated pictures, unless they are there already; returns their folder."""
-    folder = Path(tempfile.gettempdir()) / "trainer_kit_shapes"
+    folder = Path.home() / ".keras" / "datasets" / "trainer_kit_shapes"
     if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
         # The folder gets its name when it is complete, in case that the program is stopped.
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
         rng = np.random.default_rng(0)
@@ -124,7 +125,7 @@ def draw_shape(corners: int, rng: np.random.Generator) -> Image.Image:
     background = tuple(rng.integers(150, 256, 3))
     color = tuple(rng.integers(0, 130, 3))
     image = Image.new("RGB", (DRAWN_SIZE, DRAWN_SIZE), background)
-    radius = rng.uniform(10, 20)
+    radius = rng.uniform(12, 20)
     x, y = rng.uniform(radius, DRAWN_SIZE - radius, 2)
     turn = int(rng.integers(360))
     ImageDraw.Draw(image).regular_polygon((x, y, radius), corners, turn, color)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +41,14 @@ def test_no_image_is_in_both_parts(tmp_path: Path) -> None:
 def test_the_generated_pictures_are_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(image_folder, "IMAGES_PER_SHAPE", 20)
     config = trainer_kit.get_experiment("image_folder").replace(trainer=SHORT)
 
     model, logs = trainer_kit.launch(config, "train_and_eval", str(tmp_path / "run"))
 
-    assert len(list((tmp_path / "trainer_kit_shapes").glob("*/*.png"))) == 80
+    folder = tmp_path / ".keras" / "datasets" / "trainer_kit_shapes"
+    assert len(list(folder.glob("*/*.png"))) == 80
     assert model.output_shape == (None, 4)
     assert math.isfinite(logs["validation_loss"])
     assert 0 <= logs["accuracy"] <= 1
