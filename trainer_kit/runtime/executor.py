@@ -16,8 +16,8 @@ def use_executor(name: str) -> AbstractContextManager[Any]:
     Runs eagerly, on the host.
 
     On one thread the operations of a small step follow each other without a hand-over between
-    threads: 1.5 to 2 times as fast. Sums of several parts are added up in another order than by the
-    default executor: each executor gives the same bits every time, and not always the other's.
+    threads: up to 1.8 times as fast. Sums of several parts are added up in another order than by
+    the default executor: each executor gives the same bits every time, and not always the other's.
 
     Args:
       name: default, which uses all threads, or single_threaded.
