@@ -64,8 +64,8 @@ class RuntimeConfig(Config):
       virtual_cpus: The number of devices that the CPU is split into, for runs on several replicas
         without accelerators; 0 does not split it.
       executor: How TensorFlow runs the operations of a loop: `default` on all threads,
-        `single_threaded` one after the other. One thread is for very small models on one CPU: 1.5
-        to 2 times as fast, and slower for larger ones. An executor gives the same bits every time,
+        `single_threaded` one after the other. One thread is for very small models on one CPU: up to
+        1.8 times as fast, and slower for larger ones. An executor gives the same bits every time,
         but not the bits of the other, which adds up a sum of several parts in another order. On one
         thread neither errors nor a profile name the operations.
       random_seed: The seed of Python, NumPy, TensorFlow and Keras.
