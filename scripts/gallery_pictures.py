@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import trainer_kit as tk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "gallery"
-_TRAIN = (sys.executable, "-m", "trainer_kit.train", "--mode=train_and_eval")
+TRAIN = (sys.executable, "-m", "trainer_kit.train", "--mode=train_and_eval")
 # The overrides of each run of an experiment that has several.
 _RUNS = {
     "finetune_frozen": {
@@ -263,5 +263,5 @@ def write_gallery(folder: Path) -> None:
         run_folder.mkdir()
         for run, override in _RUNS.get(name, {".": ""}).items():
             flags = [f"--experiment={name}", f"--model_dir={run}", f"--params_override={override}"]
-            subprocess.run([*_TRAIN, *flags], cwd=run_folder, check=True, capture_output=True)
+            subprocess.run([*TRAIN, *flags], cwd=run_folder, check=True, capture_output=True)
         draw(str(run_folder)).savefig(FOLDER / f"{name}.png", dpi=90)

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.text import Text
 
 from scripts.examples import read_page
-from scripts.gallery_pictures import write_gallery
+from scripts.gallery_pictures import TRAIN, write_gallery
 from scripts.source_files import ROOT
 
 _IMAGES = ROOT / "docs" / "images"
@@ -42,14 +42,13 @@ _BLUE = "#1f77b4"
 _ORANGE = "#e8710a"
 _GREY = "#b9c0c8"
 _KILL_STEP = 460
-_TRAIN = (sys.executable, "-m", "trainer_kit.train", "--mode=train_and_eval")
 _DIGITS = (
-    *(*_TRAIN, "--experiment=digits"),
+    *(*TRAIN, "--experiment=digits"),
     "--params_override=steps_per_loop=20,summary_interval=20,validation_interval=200,"
     "checkpoint_interval=200,require_exact_resume=true",
 )
 # The experiment of the tutorial.
-_RINGS = (*_TRAIN, "--import_module=my_task.py", "--experiment=rings")
+_RINGS = (*TRAIN, "--import_module=my_task.py", "--experiment=rings")
 _CLI = Path(sys.executable).with_name("trainer-kit")
 _ENVIRONMENT = {
     **os.environ,
