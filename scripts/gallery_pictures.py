@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 
 import trainer_kit as tk
 
@@ -264,4 +265,11 @@ def write_gallery(folder: Path) -> None:
         for run, override in _RUNS.get(name, {".": ""}).items():
             flags = [f"--experiment={name}", f"--model_dir={run}", f"--params_override={override}"]
             subprocess.run([*TRAIN, *flags], cwd=run_folder, check=True, capture_output=True)
-        draw(str(run_folder)).savefig(FOLDER / f"{name}.png", dpi=90)
+        path = FOLDER / f"{name}.png"
+        draw(str(run_folder)).savefig(path, dpi=90)
+        reduce_palette(path)
+
+
+def reduce_palette(path: Path) -> None:
+    """Makes the file of a picture smaller."""
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)

@@ -28,12 +28,11 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
 from scripts.examples import read_page
-from scripts.gallery_pictures import TRAIN, write_gallery
+from scripts.gallery_pictures import TRAIN, reduce_palette, write_gallery
 from scripts.source_files import ROOT
 
 _IMAGES = ROOT / "docs" / "images"
@@ -75,7 +74,6 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(writers))
     names = parser.parse_args().names or [*writers]
 
-    plt.rcParams.update({"axes.edgecolor": _INK, "text.color": _INK})
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             writers[name](Path(folder))
@@ -136,11 +134,12 @@ def write_comparison(folder: Path) -> None:
         print("tensorboard.png is left out; it needs chromium: apt-get install chromium")
         return
     # More runs than two have some colors in common.
+    pair = folder / "pair"
+    pair.mkdir()
     for name in ("rate_0.002", "rate_0.01"):
-        (runs / name).rename(folder / name)
-    shutil.rmtree(folder / "runs")
+        (runs / name).rename(pair / name)
     server = subprocess.Popen(
-        [_CLI, "tensorboard", folder, "--port=0"],
+        [_CLI, "tensorboard", pair, "--port=0"],
         env=_ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -171,7 +170,7 @@ def _save_screenshot(address: str, path: Path) -> None:
     browser = ["chromium", "--headless", "--no-sandbox", "--disable-3d-apis"]
     options = [f"--screenshot={path}", "--window-size=1400,640", "--virtual-time-budget=20000"]
     _run([*browser, *options, f"{address}?{query}#timeseries"], path.parent)
-    Image.open(path).quantize(64).save(path, optimize=True)
+    reduce_palette(path)
 
 
 def _write_task(folder: Path) -> None:
