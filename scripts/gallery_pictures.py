@@ -1,23 +1,40 @@
-"""Draws what an experiment of the gallery has learned, for docs/images/gallery.
+"""Draws what the experiments of the gallery have learned: `python -m scripts.pictures gallery`.
 
-`python -m scripts.gallery_pictures NAME RUN_FOLDER` draws the finished run of an experiment. Each
-has a function `draw_NAME` that returns its figure.
+The pictures are written to docs/images/gallery/. An experiment NAME has a function `draw_NAME`,
+which returns the figure of its finished run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 
 import trainer_kit as tk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "gallery"
+TRAIN = (sys.executable, "-m", "trainer_kit.train", "--mode=train_and_eval")
+# The overrides of each run of an experiment that has several.
+_RUNS = {
+    "finetune_frozen": {
+        "first": "",
+        "head": "{task: {first_digit: 5, init_checkpoint: [{path: first, exclude: [head]}]},"
+        " trainer: {freeze: [body]}}",
+        "all": "{task: {first_digit: 5, init_checkpoint: head}, learning_rate: 1e-3}",
+    },
+    "distillation": {
+        "teacher": "",
+        "student": "task: {teacher: teacher, width: 4, images: 200}",
+        "alone": "task: {width: 4, images: 200}",
+    },
+}
 
 
 def draw_text_classification(run_folder: str) -> Figure:
@@ -228,17 +245,31 @@ def draw_accuracy(folder: Path, runs: dict[str, str], ylabel: str) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Writes the picture of a run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("run_folder")
-    arguments = parser.parse_args()
+def write_gallery(folder: Path) -> None:
+    """Trains the experiments of the gallery in a folder, and draws them."""
+    for draw in (
+        draw_image_folder,
+        draw_finetune_frozen,
+        draw_text_classification,
+        draw_tabular,
+        draw_time_series,
+        draw_recommender,
+        draw_vae,
+        draw_contrastive,
+        draw_distillation,
+        draw_gan,
+    ):
+        name = draw.__name__.removeprefix("draw_")
+        run_folder = folder / name
+        run_folder.mkdir()
+        for run, override in _RUNS.get(name, {".": ""}).items():
+            flags = [f"--experiment={name}", f"--model_dir={run}", f"--params_override={override}"]
+            subprocess.run([*TRAIN, *flags], cwd=run_folder, check=True, capture_output=True)
+        path = FOLDER / f"{name}.png"
+        draw(str(run_folder)).savefig(path, dpi=90)
+        reduce_palette(path)
 
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    draw = globals()[f"draw_{arguments.name}"]
-    draw(arguments.run_folder).savefig(FOLDER / f"{arguments.name}.png", dpi=90)
 
-
-if __name__ == "__main__":
-    main()
+def reduce_palette(path: Path) -> None:
+    """Makes the file of a picture smaller."""
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)

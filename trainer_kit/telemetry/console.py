@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import IO, TextIO, cast
 
-from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -243,5 +242,5 @@ def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] 
     figures = lines.format_rates(report) + lines.format_metrics(report)
     if best is not None:
         figures.append(lines.format_best(best))
-    texts = [Text(lines.replace_unprintable(figure)) for figure in figures]
-    return Group(grid, Columns(texts, padding=(0, 2, 0, 0)))
+    text = lines.replace_unprintable("  ".join(figures))
+    return Group(grid, Text(text))
