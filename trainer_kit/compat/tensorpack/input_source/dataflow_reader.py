@@ -20,7 +20,9 @@ from trainer_kit.compat.tensorpack.dataflow import (
     RemoteDataZMQ,
     RepeatedData,
 )
-from trainer_kit.compat.tensorpack.dataflow.imgaug import ImageAugmentor
+
+# The package leaves the name out of `imgaug` where OpenCV is not installed.
+from trainer_kit.compat.tensorpack.dataflow.imgaug.base import ImageAugmentor
 from trainer_kit.compat.tensorpack.program_errors import name_user_line
 from trainer_kit.compat.tensorpack.utils import logger
 from trainer_kit.errors import DataError
