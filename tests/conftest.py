@@ -121,6 +121,12 @@ def _delete_iterators_in_threads() -> None:
         iterator_class.__del__ = delete
 
 
+@pytest.fixture(scope="session")
+def orbit() -> Any:
+    """The package Orbit, which comes with Model Garden. Without it a test is skipped."""
+    return pytest.importorskip("orbit")
+
+
 @pytest.fixture(autouse=True)
 def own_log_level() -> Iterator[None]:
     """Sets the level of our logger back, which the command line raises.

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import orbit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -571,7 +570,7 @@ def test_an_action_of_a_sidecar_ends_the_sidecar(
 
 
 def test_under_orbits_controller_only_an_action_can_stop(
-    linear: ReadyTrainer, tmp_path: Path
+    orbit: Any, linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     own: dict[str, Any] = {"controller_cls": orbit.Controller, "trainer": linear.again()}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import orbit
 import pytest
 import tensorflow as tf
 
@@ -256,20 +255,19 @@ def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> Non
     assert hidden & {*vars(CheckpointManager), *vars(manager)} == set()
 
 
-class _Steps(orbit.AbstractTrainer):
-    def __init__(self, run: _Run) -> None:
-        self._run = run
+def test_orbits_own_controller_saves_and_restores_with_it(orbit: Any, tmp_path: Path) -> None:
+    class Steps(orbit.AbstractTrainer):
+        def __init__(self, run: _Run) -> None:
+            self._run = run
 
-    def train(self, num_steps: tf.Tensor) -> None:
-        for _ in range(int(num_steps)):
-            self._run.train()
+        def train(self, num_steps: tf.Tensor) -> None:
+            for _ in range(int(num_steps)):
+                self._run.train()
 
-
-def test_orbits_own_controller_saves_and_restores_with_it(tmp_path: Path) -> None:
     for begun, end in ((0, 2), (2, 4)):
         run = _Run(tmp_path)
         controller = orbit.Controller(
-            trainer=_Steps(run),
+            trainer=Steps(run),
             global_step=run.step,
             steps_per_loop=1,
             checkpoint_manager=run.manager,

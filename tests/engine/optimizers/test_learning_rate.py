@@ -8,7 +8,6 @@ import keras
 import pytest
 import tensorflow as tf
 import tf_keras
-from official.modeling.optimization import ExponentialMovingAverage
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
@@ -98,6 +97,11 @@ def _create_legacy_optimizer(rate: Any) -> Any:
     return optimizer
 
 
+def _create_averaging_optimizer(rate: Any) -> Any:
+    garden = pytest.importorskip("official.modeling.optimization")
+    return garden.ExponentialMovingAverage(_create_legacy_optimizer(rate))
+
+
 RATED: dict[str, Any] = {
     "Keras 3": keras.optimizers.Adam,
     "Keras 2": tf_keras.optimizers.Adam,
@@ -105,7 +109,7 @@ RATED: dict[str, Any] = {
     "legacy, scaled": lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(
         _create_legacy_optimizer(rate)
     ),
-    "averaging": lambda rate: ExponentialMovingAverage(_create_legacy_optimizer(rate)),
+    "averaging": _create_averaging_optimizer,
 }
 
 

@@ -8,8 +8,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from official.modeling.optimization import OptimizationConfig as GardenConfig
-from official.modeling.optimization import OptimizerFactory
 
 from tests.builders import restore_registries
 from trainer_kit.config.registration import register_schedule
@@ -151,12 +149,13 @@ def test_every_schedule_of_the_config_has_a_case() -> None:
 @pytest.mark.parametrize("warmup", WARMUPS)
 @pytest.mark.parametrize("case", [*OF_MODEL_GARDEN, "constant"])
 def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
+    garden = pytest.importorskip("official.modeling.optimization")
     config = build_schedule_config(case, warmup)
     sections = {"optimizer": {"type": "sgd"}, "warmup": WARMUPS[warmup]}
     kind = case.split()[0]
     sections["learning_rate"] = {"type": kind, kind: SECTIONS[case]}
     ours = create_learning_rate(config)
-    theirs = OptimizerFactory(GardenConfig(sections)).build_learning_rate()
+    theirs = garden.OptimizerFactory(garden.OptimizationConfig(sections)).build_learning_rate()
     if (case, warmup) == ("constant", "none"):
         assert isinstance(ours, float)
         assert ours == 0.25

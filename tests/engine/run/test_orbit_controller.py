@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
-import orbit
 import pytest
 import tensorflow as tf
 
@@ -47,6 +46,7 @@ def _create_controller(
     train_actions: Sequence[Any] = (),
     eval_actions: Sequence[Any] = (),
 ) -> OrbitController:
+    orbit = pytest.importorskip("orbit")
     counter = _Counter()
     trainer = SavedTrainer(
         tf.train.Checkpoint(global_step=counter.global_step), counter.global_step
@@ -139,7 +139,7 @@ def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> No
     assert calls == ["a", "b", "a", "b", "eval"]
 
 
-def test_checkpoints_by_a_time_with_a_controller_of_orbit(tmp_path: Path) -> None:
+def test_checkpoints_by_a_time_with_a_controller_of_orbit(orbit: Any, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     config = linear_experiment(train_steps=20, checkpoint_interval="10 min")
 
@@ -150,7 +150,7 @@ def test_checkpoints_by_a_time_with_a_controller_of_orbit(tmp_path: Path) -> Non
     assert list(complete_checkpoints(folder)) == [5, 20]  # the first is due since there is none yet
 
 
-def test_callbacks_with_a_controller_of_orbits_are_refused(tmp_path: Path) -> None:
+def test_callbacks_with_a_controller_of_orbits_are_refused(orbit: Any, tmp_path: Path) -> None:
     config = linear_experiment()
 
     with pytest.raises(

@@ -17,7 +17,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import orbit
 import pytest
 import tensorflow as tf
 
@@ -550,22 +549,23 @@ def test_save_summary_false_writes_no_event_file(linear: ReadyTrainer, tmp_path:
     assert _list_steps(tmp_path, "train") == [5, 10, 15, 20]
 
 
-class _OrbitsOwn(orbit.Controller):
-    used = 0
+def test_any_orbit_controller_can_drive_the_trainer(
+    orbit: Any, linear: ReadyTrainer, tmp_path: Path
+) -> None:
+    class OrbitsOwn(orbit.Controller):
+        used = 0
 
-    def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
-        type(self).used += 1
-        super().train(steps, checkpoint_at_completion)
+        def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
+            type(self).used += 1
+            super().train(steps, checkpoint_at_completion)
 
-
-def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_path: Path) -> None:
     # The default.
     intervals = {"validation_interval": 6, "checkpoint_interval": 6, "summary_interval": 1000}
     config = linear_experiment(train_steps=12, steps_per_loop=3, **intervals)
 
-    _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn, trainer=linear.again())
+    _run(tmp_path, "train_and_eval", config, controller_cls=OrbitsOwn, trainer=linear.again())
 
-    assert _OrbitsOwn.used == 2
+    assert OrbitsOwn.used == 2
     assert 12 in complete_checkpoints(str(tmp_path))
     assert _read_tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
 
@@ -581,7 +581,7 @@ class _FailsAtTheEnd(Callback):
 
 
 def test_a_restart_returns_the_recorded_logs_of_its_last_step(
-    once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path
+    orbit: Any, once_evaluated: Path, of_evaluated: ReadyTrainer, tmp_path: Path
 ) -> None:
     failed = tmp_path / "failed"
     trainer = of_evaluated.again(failed)
@@ -637,7 +637,7 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
     assert [line for line in differences if '"lineage": 1' not in line] == []
 
 
-def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
+def test_recovery_with_an_orbit_controller_is_refused(orbit: Any, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"trainer\.recovery_max_trials: Controller cannot rewind the run"
     ):
@@ -648,7 +648,7 @@ def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_profile_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
+def test_a_profile_with_an_orbit_controller_is_refused(orbit: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--profile: Controller does not end its loops"):
         _run(tmp_path, config=linear_experiment(), controller_cls=orbit.Controller, profile="2:3")
 

@@ -5,9 +5,9 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import orbit.utils
 import pytest
 import tensorflow as tf
 from tensorboard import context
@@ -72,7 +72,7 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
     }
 
 
-def test_the_curves_are_those_that_orbits_manager_writes(tmp_path: Path) -> None:
+def test_the_curves_are_those_that_orbits_manager_writes(orbit: Any, tmp_path: Path) -> None:
     values = {"loss": 0.5, "a": {"loss": 1.0, "deep": {"x": 2.0}}}
     step = tf.Variable(7, dtype=tf.int64)
     theirs = orbit.utils.SummaryManager(
@@ -273,7 +273,7 @@ def test_the_config_is_a_text_of_each_start(two_runs: Path) -> None:
     assert [step for step, _ in read_curves(run)["train"]["loss"]] == [5, 10]
 
 
-def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -> None:
+def test_a_manager_without_a_step_is_called_at_once_like_orbit(orbit: Any, tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     foreign = orbit.utils.SummaryManager(str(tmp_path), tf.summary.scalar, global_step=step)
     writer = BackgroundWriter([TensorBoardWriter(foreign, foreign)])

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import orbit
 import pytest
 import tensorflow as tf
 
@@ -24,6 +23,7 @@ from trainer_kit.training.trainer import Trainer
 
 class _OwnLoop(Trainer):
     def create_train_loop_fn(self) -> Any:
+        orbit = pytest.importorskip("orbit")
         return orbit.utils.create_loop_fn(tf.function(self.train_step))
 
 
@@ -153,7 +153,7 @@ def test_a_loop_that_counts_back_is_an_error(tmp_path: Path) -> None:
         _run(_CountsBack, tmp_path)
 
 
-def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> None:
+def test_orbits_controller_ends_uncounted_or_stopped_runs(orbit: Any, tmp_path: Path) -> None:
     with pytest.raises(
         TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"
     ):
@@ -193,7 +193,7 @@ def test_data_may_end_inside_a_loop_of_a_subclass(kind: type[Trainer], tmp_path:
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
 
-def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_a_trainer_of_orbit_is_refused_with_a_way_out(orbit: Any, tmp_path: Path) -> None:
     class Plain(orbit.AbstractTrainer):
         def train(self, num_steps: Any) -> None: ...
 
