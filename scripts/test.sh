@@ -3,7 +3,8 @@
 #
 #   scripts/test.sh                              everything, as continuous integration
 #   scripts/test.sh unit                         the tests that need no TensorFlow, in seconds; also: engine, process
-#   scripts/test.sh nightly                      what takes too long for every change: the figures of the gallery
+#   scripts/test.sh nightly                      what takes too long for every change: the figures of the gallery, and
+#                                                other versions of TensorFlow
 #   scripts/test.sh [ARGUMENTS FOR PYTEST]       all checks, and some tests: tests/unit/config -k overrides
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null
@@ -17,6 +18,7 @@ step() {
     .venv/bin/python -m "$@"
 }
 
+versions=
 case "${1:-}" in
 unit | engine | process)
     tier=$1
@@ -25,6 +27,7 @@ unit | engine | process)
     ;;
 nightly)
     shift
+    [[ $# -gt 0 ]] || versions="2.19 2.21"
     set -- -m nightly "$@"
     ;;
 *)
@@ -39,3 +42,6 @@ esac
 # tests/conftest.py: by default those with the fewest tests come last, which are the longest, and one worker would wait
 # minutes for the others.
 step pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+for version in $versions; do
+    bash scripts/wheel.sh "$version"
+done

@@ -2,12 +2,12 @@
 # Installs trainer_kit as its users do: a wheel in an empty environment, without TF Model Garden. There it makes a project
 # in an empty folder, runs its test, trains it, and runs the tests of what works without Model Garden.
 #
-#   scripts/wheel.sh
-#
-# The packages have the versions of requirements.lock.
+#   scripts/wheel.sh                             with the versions of requirements.lock
+#   scripts/wheel.sh 2.19                        with another TensorFlow, and then the tests of the engine and of kills
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null
 
+version=${1:-}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 bash scripts/environment.sh
@@ -27,10 +27,18 @@ say "building an sdist and, from it, a wheel"
 
 say "installing the wheel"
 sed -n -E 's/^([^ ].*==.*) \\$/\1/p' requirements.lock >"$folder/constraints.txt"
+extras=experiments
+others=(pytest hypothesis)
+if [[ $version ]]; then
+    # TensorFlow decides about these.
+    sed -i.all -E '/^(tensorflow|tensorboard|tf-keras|keras|numpy|h5py|ml-dtypes|protobuf|onnx)==/d' "$folder/constraints.txt"
+    extras=experiments,export,sweep,tensorpack
+    others+=("tensorflow==$version.*" opencv-python-headless pytest-xdist)
+fi
 SECONDS=0
 .venv/bin/python -m venv "$folder/env"
 wheel=$(echo "$folder"/*.whl)
-"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[experiments]" pytest hypothesis
+"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[$extras]" "${others[@]}"
 say "installed in $SECONDS s: $(du -sm "$folder/env" | cut -f1) MB"
 "$folder/env/bin/python" -m pip check
 
@@ -59,3 +67,9 @@ for module in pkgutil.walk_packages(trainer_kit.__path__, "trainer_kit.", onerro
 END
 PYTHONPATH=$folder python -m pytest -q -c /dev/null --rootdir="$folder" --import-mode=importlib -p no:cacheprovider tests/engine/compat/pipelines/test_training.py \
     tests/engine/compat/keras/test_hand_written_loop.py tests/engine/compat/keras/test_history.py
+[[ $version ]] || exit 0
+
+say "testing the engine with TensorFlow $version"
+cd "$root"
+PYTHONPATH=$root python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -p no:cacheprovider tests/engine tests/process/end_to_end \
+    --ignore=tests/engine/compat/model_garden

@@ -1,7 +1,7 @@
 """The private names of TensorFlow that trainer_kit needs. No other module may use one.
 
 Each is wrapped in one function, whose docstring says why no public way exists. pyproject.toml
-allows one minor release of TensorFlow, which has all of them. When a name is gone or has changed in
+allows the minor releases of TensorFlow that have all of them. When a name is gone or has changed in
 another release, tests/engine/runtime/test_tensorflow_internals.py fails.
 """
 
