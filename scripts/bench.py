@@ -152,7 +152,7 @@ def _describe_machine() -> dict[str, Any]:
     command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     packages = ("tensorflow", "keras", "tf-models-official")
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "commit": subprocess.run(command, capture_output=True, text=True).stdout.strip(),
         "cores": len(os.sched_getaffinity(0)),
         "load before": round(os.getloadavg()[0], 1),

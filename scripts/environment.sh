@@ -3,7 +3,7 @@
 #
 #   bash scripts/environment.sh
 #
-# Needs Python 3.10 to 3.13 with pip; PYTHON=/path/to/python chooses which. Packages come from wherever pip is configured
+# Needs Python 3.11 to 3.13 with pip; PYTHON=/path/to/python chooses which. Packages come from wherever pip is configured
 # to take them; only files with the hashes of the lock are accepted.
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null # a closed stdin would be taken by the first file that is opened
@@ -28,13 +28,13 @@ worth_keeping() {
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3.10 python3 python; do
-        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
             printf '%s\n' "$candidate"
             return
         fi
     done
-    say "no Python 3.10 to 3.13 with the modules venv and ensurepip was found; install one (on Debian and Ubuntu:" \
+    say "no Python 3.11 to 3.13 with the modules venv and ensurepip was found; install one (on Debian and Ubuntu:" \
         "python3 and python3-venv), or give its path as PYTHON=..." >&2
     return 2
 }

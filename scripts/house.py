@@ -57,7 +57,7 @@ ONLY_IN = {
     "official": ("compat.model_garden",),
 }
 LIGHT_FLOORS = FLOORS[: FLOORS.index("typing")]
-LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
+LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "yaml"}
 # The length of the one module that may import tf_keras, to tell its objects from others.
 RECOGNISER_LINES = 60
 

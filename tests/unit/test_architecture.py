@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,6 @@ import pytest
 from scripts import house, page_rules
 from scripts.source_files import ROOT, SourceFile, find_undocumented, read_source_files
 from trainer_kit.errors import DISTRIBUTION
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HEAVY = {
     "tensorflow",

@@ -13,7 +13,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any, Protocol
 
@@ -143,7 +143,7 @@ class RunDirectory:
 
         starts = before.get("starts")
         earlier_starts = starts if isinstance(starts, list) else []
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         setup = setup or {}
         start = {
             "time": now.isoformat(timespec="seconds"),

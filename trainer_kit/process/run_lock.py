@@ -20,12 +20,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypedDict, cast
-
-from typing_extensions import NotRequired
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from trainer_kit import files
 from trainer_kit.errors import (
@@ -502,4 +500,4 @@ def get_end_state(error: BaseException | None) -> EndState:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -13,13 +13,12 @@ import contextlib
 import faulthandler
 import logging
 import os
-import sys
 import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -39,9 +38,7 @@ _MAX_COUNTED_POLLS = 5
 
 # Where faulthandler's timer goes by the time of day, a suspended machine or a corrected clock would
 # end a sound run.
-_TIMER_IS_STEADY = sys.version_info >= (3, 11) and bool(
-    sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
-)
+_TIMER_IS_STEADY = bool(sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT"))
 
 
 def call_within(seconds: float, act: Callable[[], object]) -> bool:
@@ -133,8 +130,7 @@ class Watchdog:
     last resort cannot notice a stopped process: if the process was stopped for longer than the
     timeout plus `last_resort_seconds`, the last resort ends it when it continues. It is
     faulthandler's only timer (`dump_traceback_later`), so a process can have one watchdog at a
-    time. It is left out if that timer uses the time of day (Python 3.10). A forked child has no
-    watchdog.
+    time. It is left out if that timer uses the time of day. A forked child has no watchdog.
 
     Args:
       progress: Returns (phase, token); each change of the pair is progress. Called in a separate
@@ -242,7 +238,7 @@ class Watchdog:
     def _end(self, idle: float) -> None:
         try:
             problem = f"no progress for {idle:.0f} s in {self._describe_phase()}"
-            path = self._folder / f"stacks-{datetime.now(timezone.utc):%Y%m%dT%H%M%S.%fZ}.txt"
+            path = self._folder / f"stacks-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.txt"
             stacks = _stacks()
             is_written = call_within(
                 _ACTION_TIMEOUT_SECONDS,

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import tensorflow as tf
@@ -183,7 +183,7 @@ def finish_run(
     ending = f"finished at step {step}"
     if reason:
         ending = f"stopped early at step {step}: {reason}"
-    goodput = read_goodput(plan.directory.path, datetime.now(timezone.utc))
+    goodput = read_goodput(plan.directory.path, datetime.now(UTC))
     if goodput is not None and goodput.attempts > 1:
         lines.append(str(goodput))
     for line in (f"{ending}; {cost}", *lines):

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from types import FrameType
 from typing import IO
 
@@ -126,10 +126,10 @@ def supervise(
             number += 1
             has_begun = count_starts(run_dir) > starts_before
             arguments = [*command] if has_begun else [*command, *first_attempt_arguments]
-            start = datetime.now(timezone.utc)
+            start = datetime.now(UTC)
             code, log = _run(arguments, received_signals, grace_seconds)
 
-            seconds = (datetime.now(timezone.utc) - start).total_seconds()
+            seconds = (datetime.now(UTC) - start).total_seconds()
             if seconds > max_backoff_seconds:
                 wait = backoff_seconds
             cause, decision = classify_exit_code(code)

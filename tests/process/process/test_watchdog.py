@@ -83,9 +83,6 @@ def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path) -
         assert "in _watch\n" in text
 
 
-@pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="the last resort is left out: its timer is not steady"
-)
 def test_a_stall_with_the_global_lock_ends_with_1_and_stacks(tmp_path: Path) -> None:
     done = _run(
         tmp_path, "with watch(last_resort_seconds=0.5):\n    native_call_with_the_global_lock()\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_the_goodput_of_a_living_run_counts_until_now(tmp_path: Path) -> None:
     _write_loops(tmp_path, 10, 10).close()
     _write_heartbeat(tmp_path, _attempt(0, 15, None))
 
-    goodput = read_goodput(tmp_path, datetime(2026, 11, 28, 10, 0, 20, tzinfo=timezone.utc))
+    goodput = read_goodput(tmp_path, datetime(2026, 11, 28, 10, 0, 20, tzinfo=UTC))
 
     assert goodput is not None
     assert goodput.seconds == 20.0

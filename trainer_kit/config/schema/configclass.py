@@ -19,8 +19,10 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    Self,
     TypeVar,
     Union,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -28,7 +30,6 @@ from typing import (
 
 import pydantic.dataclasses
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
-from typing_extensions import Self, dataclass_transform
 
 from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.merge import create_section, merge_layers
