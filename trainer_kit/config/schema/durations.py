@@ -147,8 +147,9 @@ class DurationField:
             return value
         if not isinstance(value, str) and self.ge is not None:
             # 1e6 is a float to YAML and to Python.
-            is_whole = isinstance(value, float) and value.is_integer()
-            return check_steps(int(value) if is_whole else value)
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            return check_steps(value)
 
         duration = Duration.parse(value)
         if duration is None or duration.unit not in self.units:
