@@ -24,6 +24,8 @@ _NAMES: dict[Any, str] = {
     Any: "a value",
 }
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
+# What other frameworks call a value, and how it is written here.
+OTHER_NAMES = {"epochs": "train_steps='5 epochs'", "lr": "learning_rate"}
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -134,6 +136,8 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     """
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
+    if name in OTHER_NAMES:
+        return f"did you mean {OTHER_NAMES[name]}?"
 
     # The same key in another section comes before a similar one in its own section.
     section_prefix = path[: -len(name)]

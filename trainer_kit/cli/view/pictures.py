@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from trainer_kit.errors import UsageError, get_install_command
+from trainer_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 def require_matplotlib(flag: str) -> None:
     """Raises UsageError unless matplotlib is installed. It is not imported."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            f"{flag} needs matplotlib: {get_install_command('experiments')}, or leave it out"
-        )
+        raise UsageError(f"{flag} needs matplotlib: pip install matplotlib, or leave it out")
 
 
 def save_picture(figure: Figure, flag: str, path: str) -> None:

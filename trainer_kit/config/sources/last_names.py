@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainer_kit.config.allowed_values import NO_SUCH_KEY
+from trainer_kit.config.allowed_values import NO_SUCH_KEY, OTHER_NAMES
 from trainer_kit.config.fields import get_fields, list_sections
 from trainer_kit.config.merge import merge_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -76,6 +76,8 @@ def find_last_names(
         if not paths:
             problem = NO_SUCH_KEY
             advice = suggest_names(name, list(paths_by_name), max_listed=5)
+            if name in OTHER_NAMES:
+                advice = f"did you mean {OTHER_NAMES[name]}?"
         mistakes.append(Mistake(name, problem, advice, layer.find_origin(name)))
     return layers, mistakes
 
