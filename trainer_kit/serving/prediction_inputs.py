@@ -307,7 +307,9 @@ def _convert_column(name: str, column: np.ndarray, dtype: tf.DType | None = None
         return column
 
     if column.dtype.kind == "S" and not dtype.is_bool:
-        # The numbers of a CSV file are texts.
+        # The numbers of a CSV file are texts, and a missing one is empty.
+        if dtype.is_floating:
+            column = np.where(column == b"", b"nan", column)
         try:
             column = column.astype(np.int64 if dtype.is_integer else np.float64)
         except ValueError as error:

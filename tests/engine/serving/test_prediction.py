@@ -290,6 +290,16 @@ def test_numbers_of_a_csv_file_have_the_type_of_the_input(tmp_path: Path) -> Non
     assert columns["key"].tolist() == [b"7", b"a"]
 
 
+def test_an_empty_cell_of_a_csv_file_is_nan(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("area,rooms\n1.5,2\n,3\n")
+    inputs = [keras.Input((), name="area"), keras.Input((), name="rooms")]
+    model = keras.Model(inputs, keras.layers.Add()(inputs))
+
+    columns = trainer_kit.predict(model, tmp_path / "in.csv")
+
+    assert np.array_equal(columns["outputs"], [3.5, np.nan], equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
