@@ -96,7 +96,8 @@ def read_git_state(folder: Path) -> dict[str, Any]:
 def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a phrase that names the files whose hashes differ between two manifests.
 
-    Modules that only one manifest has do not count, since another mode imports other modules.
+    Modules that only one manifest has do not count, since another mode imports other modules. An
+    experiment of the user and the one of that name that comes with trainer_kit count as one file.
 
     Returns:
       A list of one phrase. It is empty without a difference, and if the run began with a release
@@ -106,7 +107,10 @@ def describe_code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     new_hashes = now.get("modules", {})
     changed = []
     for name, digest in new_hashes.items():
-        old_digest = old_hashes.get(name, digest)
+        other_name = name.removeprefix("trainer_kit/")
+        if other_name == name:
+            other_name = f"trainer_kit/{name}"
+        old_digest = old_hashes.get(name) or old_hashes.get(other_name, digest)
         if old_digest != digest:
             changed.append(name)
     if not changed:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainer_kit import files
 from trainer_kit.config import discovery
@@ -117,6 +117,8 @@ def read_run_config(
         discovery.import_experiment(name, (), "import_modules")
 
     if name:
+        if not modules:
+            _check_experiment_code(run_dir, name, manifest)
         config = from_yaml(text, get_experiment(name))
     elif (run_dir / MODEL_FILE).is_file():
         shown_sections = {key: sections.get(key, {}) for key in ("trainer", "runtime")}
@@ -136,3 +138,22 @@ def read_run_config(
     for field in ("mixed_precision_dtype", "loss_scale", "random_seed"):
         del one_device[field]
     return config.replace(runtime=one_device)
+
+
+def _check_experiment_code(run_dir: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    """Checks that an experiment of trainer_kit does not stand in for the user's of that name.
+
+    Raises:
+      UsageError: when it would.
+    """
+    package = "trainer_kit.experiments"
+    recorded_files = list(manifest.get("modules") or ())
+    if not recorded_files or not experiments.lookup(name).__module__.startswith(f"{package}."):
+        return
+    prefix = package.replace(".", "/")
+    if not any(path.startswith(f"{prefix}/") for path in recorded_files):
+        raise UsageError(
+            f"{run_dir} was trained with {', '.join(recorded_files[:3])}, and not with the"
+            f" experiment {name} that comes with trainer_kit; go to the folder where the run was"
+            " started, or name its module in import_modules"
+        )

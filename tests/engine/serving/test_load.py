@@ -472,3 +472,17 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
         trainer_kit.load_weights(build_sequential(), path)
 
     assert not complete_checkpoints(str(tmp_path))
+
+
+def test_an_experiment_of_the_user_is_not_replaced_by_a_shipped_one(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("{}")
+    manifest = {"experiment": "circle", "modules": {"experiments/circle.py": "0f"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(UsageError, match=r"was trained with experiments/circle\.py, and not with"):
+        read_run_config(tmp_path)
+
+    assert read_run_config(tmp_path, "trainer_kit.experiments.circle")
+    manifest["modules"] = {"trainer_kit/experiments/circle.py": "0f"}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert read_run_config(tmp_path)

@@ -147,3 +147,16 @@ def test_a_slow_or_missing_git_is_no_error(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 20\n")
     (tmp_path / "git").chmod(0o755)
     assert read_git_state(tmp_path) == {}
+
+
+def test_a_shipped_experiment_is_compared_with_that_of_the_user() -> None:
+    own = {"modules": {"experiments/circle.py": "0f"}}
+    shipped = {"modules": {"trainer_kit/experiments/circle.py": "a1"}}
+
+    (from_own,) = describe_code_changes(own, shipped)
+    (from_shipped,) = describe_code_changes(shipped, own)
+
+    assert "trainer_kit/experiments/circle.py changed" in from_own
+    assert "experiments/circle.py changed" in from_shipped
+    moved = {"modules": {"trainer_kit/experiments/circle.py": "0f"}}
+    assert describe_code_changes(own, moved) == []
