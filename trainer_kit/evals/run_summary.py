@@ -276,6 +276,10 @@ def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, A
     ending = STOPPED_EARLY if "stopped" in final else FINISHED
     if heartbeat is None:
         return ending if final else "unknown"
+    # A start that was refused has changed nothing in a run that had ended.
+    was_refused = heartbeat["ended"] == "failed" and heartbeat["phase"] == "start"
+    if was_refused and final:
+        return ending
     if heartbeat["ended"] in ("stopped", "failed"):
         return heartbeat["ended"]
     if heartbeat["ended"]:

@@ -182,8 +182,8 @@ def choose_resume_method(
     if obstacles:
         text = (
             f"{section}: a resumed run reads the data from its start and drops the batches that"
-            f" were used, because of {_format_list(obstacles)}; a Source, such as ArraySource or"
-            " TFRecordSource, starts at the right batch at once"
+            f" were used, because of {_format_list(obstacles)}; the results are the same. A Source,"
+            " such as ArraySource or TFRecordSource, starts at the right batch at once"
         )
         return Resumption("skip", (text,))
     return Resumption("iterator")

@@ -106,7 +106,10 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]
     packages = manifest.get("packages", {})
     installed = [f"{name} {version}" for name, version in packages.items() if version]
     versions = ", ".join(installed)
-    words = map(str, manifest.get("command", []))
+    words = list(map(str, manifest.get("command", [])))
+    if words and words[0].endswith("trainer_kit/train.py"):
+        # As a file it would import the modules beside it in place of Python's.
+        words[:1] = ["-m", "trainer_kit.train"]
     command = shlex.join(["python", *words])
     paragraphs = [
         f"The weights are those of the checkpoint `{run.checkpoint}`, trained for {run.step:,}"

@@ -106,9 +106,10 @@ def select_inputs(
         is_longer = next_part in batch and parts != [name]
         if is_longer or not batch.keys() >= set(parts):
             listed = ", ".join(batch)
+            parts_text = f" or in {parts[0]} to {parts[-1]}" if parts != [name] else ""
             raise UsageError(
                 f"input: the columns are {listed:.200}; the model takes {name!r} of shape"
-                f" {row_shape}, in a column of this name or in {parts[0]} to {parts[-1]}"
+                f" {row_shape}, in a column of this name{parts_text}"
             )
         columns = [_convert_column(part, others.pop(part), spec.dtype) for part in parts]
         column = columns[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,18 @@ def test_an_exported_run_gives_the_averaged_weights(run: Path) -> None:
     np.testing.assert_allclose(outputs["outputs"], averaged(features), rtol=1e-6)
     assert exported.path == str(run / "export" / "20")
     assert exported.formats["saved_model"].difference == 0.0
+
+
+def test_the_card_has_a_command_that_can_be_repeated(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["command"] = ["/env/trainer_kit/train.py", "--experiment=digits"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+
+    trainer_kit.export(copy, tmp_path / "model")
+
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert "\npython -m trainer_kit.train --experiment=digits\n" in text
 
 
 def test_the_card_says_what_the_model_is(run: Path, tmp_path: Path) -> None:

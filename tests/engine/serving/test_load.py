@@ -474,7 +474,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     assert not complete_checkpoints(str(tmp_path))
 
 
-def test_an_experiment_of_the_user_is_not_replaced_by_a_shipped_one(tmp_path: Path) -> None:
+def test_a_shipped_experiment_does_not_replace_the_users(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("{}")
     manifest = {"experiment": "circle", "modules": {"experiments/circle.py": "0f"}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))

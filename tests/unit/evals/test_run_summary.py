@@ -185,6 +185,16 @@ def test_files_of_another_program_are_a_row(tmp_path: Path, name: str, record: A
     assert damage.startswith("its files cannot be read (")
 
 
+def test_a_refused_start_leaves_a_finished_run_finished(tmp_path: Path) -> None:
+    write_process(tmp_path / "final.json", step=7)
+
+    _write_heartbeat(tmp_path, ended="failed", phase="start")
+    assert read_run(tmp_path).state == "finished"
+
+    _write_heartbeat(tmp_path, ended="failed", phase="train")
+    assert read_run(tmp_path).state == "failed"
+
+
 def test_a_run_that_is_cut_anywhere_is_read(tmp_path: Path) -> None:
     write_params(tmp_path, train_steps=60, best_checkpoint_eval_metric="loss")
     write_process(tmp_path / "manifest.json", experiment="rings", packages={"numpy": "2"})
