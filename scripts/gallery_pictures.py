@@ -21,7 +21,7 @@ import trainer_kit as tk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "gallery"
 TRAIN = (sys.executable, "-m", "trainer_kit.train", "--mode=train_and_eval")
-# The overrides of each run of an experiment that has several.
+# The overrides by run, for experiments that need several runs.
 _RUNS = {
     "finetune_frozen": {
         "first": "",
@@ -271,5 +271,5 @@ def write_gallery(folder: Path) -> None:
 
 
 def reduce_palette(path: Path) -> None:
-    """Makes the file of a picture smaller."""
+    """Reduces a picture to 128 colors, which makes its file smaller."""
     Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)

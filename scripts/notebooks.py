@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def execute_notebook(path: Path, folder: Path) -> NotebookNode:
-    """Returns a notebook with new outputs.
+    """Executes a notebook, and returns it with its outputs.
 
     Args:
       path: The notebook.

@@ -42,7 +42,8 @@ _ORANGE = "#e8710a"
 _GREY = "#b9c0c8"
 _KILL_STEP = 460
 _DIGITS = (
-    *(*TRAIN, "--experiment=digits"),
+    *TRAIN,
+    "--experiment=digits",
     "--params_override=steps_per_loop=20,summary_interval=20,validation_interval=200,"
     "checkpoint_interval=200,require_exact_resume=true",
 )
@@ -53,11 +54,11 @@ _ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(ROOT),
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    # The size and the abilities of the terminal.
+    # The size and the capabilities of the terminal.
     "COLUMNS": "120",
     "TERM": "xterm-256color",
 }
-# What erases the display: the line of the cursor, and then lines above it.
+# Matches the sequence with which rich erases its display: the line of the cursor, then those above.
 _ERASURE = re.compile(r"\r\x1b\[2K((?:\x1b\[1A\x1b\[2K)*)")
 
 
@@ -113,7 +114,7 @@ def write_console(folder: Path) -> None:
 
 
 def _erase_displays(text: str) -> str:
-    """Returns what is left on a terminal of a text with displays that were erased."""
+    """Applies the erasures in the output of a terminal, as the terminal does."""
     while erasure := _ERASURE.search(text):
         line_count = 1 + erasure[1].count("\x1b[1A")
         lines = text[: erasure.start()].split("\n")
@@ -133,7 +134,7 @@ def write_comparison(folder: Path) -> None:
     if shutil.which("chromium") is None:
         print("tensorboard.png is left out; it needs chromium: apt-get install chromium")
         return
-    # More runs than two have some colors in common.
+    # With more than two runs, TensorBoard repeats colors.
     pair = folder / "pair"
     pair.mkdir()
     for name in ("rate_0.002", "rate_0.01"):
@@ -181,7 +182,7 @@ def _write_task(folder: Path) -> None:
 
 
 def _run(command: Sequence[str | Path], folder: Path) -> str:
-    """Returns what a command prints that runs in a folder."""
+    """Runs a command in a folder, and returns its output."""
     done = subprocess.run(command, cwd=folder, env=_ENVIRONMENT, check=True, stdout=subprocess.PIPE)
     # Not as text, which would change the line ends of a terminal.
     return done.stdout.decode()

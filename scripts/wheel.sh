@@ -28,17 +28,17 @@ say "building an sdist and, from it, a wheel"
 say "installing the wheel"
 sed -n -E 's/^([^ ].*==.*) \\$/\1/p' requirements.lock >"$folder/constraints.txt"
 extras=experiments
-others=(pytest hypothesis)
+packages=(pytest hypothesis)
 if [[ $version ]]; then
-    # TensorFlow decides about these.
-    sed -i.all -E '/^(tensorflow|tensorboard|tf-keras|keras|numpy|h5py|ml-dtypes|protobuf|onnx)==/d' "$folder/constraints.txt"
+    # These versions depend on that of TensorFlow.
+    sed -i -E '/^(tensorflow|tensorboard|tf-keras|keras|numpy|h5py|ml-dtypes|protobuf|onnx)==/d' "$folder/constraints.txt"
     extras=experiments,export,sweep,tensorpack
-    others+=("tensorflow==$version.*" opencv-python-headless pytest-xdist)
+    packages+=("tensorflow==$version.*" opencv-python-headless pytest-xdist)
 fi
 SECONDS=0
 .venv/bin/python -m venv "$folder/env"
 wheel=$(echo "$folder"/*.whl)
-"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[$extras]" "${others[@]}"
+"$folder/env/bin/python" -m pip install -qq --constraint="$folder/constraints.txt" "$wheel[$extras]" "${packages[@]}"
 say "installed in $SECONDS s: $(du -sm "$folder/env" | cut -f1) MB"
 "$folder/env/bin/python" -m pip check
 
@@ -60,9 +60,9 @@ import importlib, pkgutil, trainer_kit
 
 assert "site-packages" in trainer_kit.__file__, trainer_kit.__file__
 # What needs another extra, and what runs when it is imported.
-others = ("compat.model_garden.", "compat.tensorpack", "sweep", "__main__")
+packages = ("compat.model_garden.", "compat.tensorpack", "sweep", "__main__")
 for module in pkgutil.walk_packages(trainer_kit.__path__, "trainer_kit.", onerror=lambda name: None):
-    if not module.name.removeprefix("trainer_kit.").startswith(others):
+    if not module.name.removeprefix("trainer_kit.").startswith(packages):
         importlib.import_module(module.name)
 END
 PYTHONPATH=$folder python -m pytest -q -c /dev/null --rootdir="$folder" --import-mode=importlib -p no:cacheprovider tests/engine/compat/pipelines/test_training.py \

@@ -144,7 +144,8 @@ def _add_parsers(
             name,
             help=help_text,
             description=help_text,
-            epilog=f"example: {module.EXAMPLE}",
+            epilog=f"example:\n  {module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         module.add_arguments(command)

@@ -24,8 +24,8 @@ _NAMES: dict[Any, str] = {
     Any: "a value",
 }
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
-# What other frameworks call a value, and how it is written here.
-OTHER_NAMES = {"epochs": "train_steps='5 epochs'", "lr": "learning_rate"}
+# Names from other frameworks, and what to write here.
+OTHER_NAMES = {"epochs": "trainer.train_steps='5 epochs'", "lr": "learning_rate"}
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -136,12 +136,12 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     """
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
-    if name in OTHER_NAMES:
-        return f"did you mean {OTHER_NAMES[name]}?"
 
     # The same key in another section comes before a similar one in its own section.
     section_prefix = path[: -len(name)]
     same_keys = [other for other in known_paths if other.rpartition(".")[2] == name]
+    if not same_keys and name in OTHER_NAMES:
+        return f"did you mean {OTHER_NAMES[name]}?"
     similar_keys = [section_prefix + key for key in find_similar_names(name, siblings)]
     suggestions = [*same_keys, *similar_keys]
     if not suggestions:

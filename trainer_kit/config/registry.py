@@ -70,7 +70,7 @@ class Registry(Generic[Entry]):
 
 
 def is_redefinition(old: object, new: object) -> bool:
-    """Whether `new` is `old` from a cell of a notebook or a line of a prompt that ran again."""
+    """Whether `new` redefines `old`, as when a cell of a notebook runs again."""
     new_name = _format_qualified_name(new)
     return new_name.startswith("__main__.") and new_name == _format_qualified_name(old)
 

@@ -93,7 +93,8 @@ class CheckpointWatcher:
 
             if now - last_log >= _LOG_SECONDS:
                 _LOG.info(
-                    "waiting for a checkpoint: %s; %s",
+                    "waiting for a checkpoint in %s: %s; %s",
+                    self._directory,
                     self._describe_folder(),
                     self._sidecar.describe_trainer(),
                 )

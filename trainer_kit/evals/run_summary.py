@@ -276,7 +276,7 @@ def _find_state(folder: Path, heartbeat: Heartbeat | None, final: Mapping[str, A
     ending = STOPPED_EARLY if "stopped" in final else FINISHED
     if heartbeat is None:
         return ending if final else "unknown"
-    # A start that was refused has changed nothing in a run that had ended.
+    # A refused start does not change a finished run.
     was_refused = heartbeat["ended"] == "failed" and heartbeat["phase"] == "start"
     if was_refused and final:
         return ending

@@ -21,6 +21,7 @@ from trainer_kit.errors import (
     ConfigError,
     ExitCode,
     InterruptedRunError,
+    LostWorkerError,
     PreemptedError,
     StorageError,
     find_trainer_kit_error,
@@ -98,6 +99,7 @@ def print_error(
                 notes += getattr(cause, "__notes__", ())
         # A run that was asked to stop has done what it was asked for.
         is_stop = isinstance(mistake, (PreemptedError, InterruptedRunError))
+        is_stop = is_stop and not isinstance(mistake, LostWorkerError)
         message = str(mistake) if is_stop else f"error: {mistake}"
         text = "\n  ".join([message, *notes])
         print_to_stderr(text)

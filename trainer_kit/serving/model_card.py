@@ -106,9 +106,9 @@ def _describe_training(run: LoadedRun, manifest: Mapping[str, Any]) -> list[str]
     packages = manifest.get("packages", {})
     installed = [f"{name} {version}" for name, version in packages.items() if version]
     versions = ", ".join(installed)
-    words = list(map(str, manifest.get("command", [])))
+    words = [str(word) for word in manifest.get("command", [])]
     if words and words[0].endswith("trainer_kit/train.py"):
-        # As a file it would import the modules beside it in place of Python's.
+        # Run as a file, its folder would come first on sys.path and hide Python's typing.
         words[:1] = ["-m", "trainer_kit.train"]
     command = shlex.join(["python", *words])
     paragraphs = [

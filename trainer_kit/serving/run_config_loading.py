@@ -113,12 +113,12 @@ def read_run_config(
     advice = " (give it, or go to the folder where the run was started)" if recorded_modules else ""
     for module in modules or recorded_modules:
         discovery.import_user_module(module, f"import_modules{advice}")
+    if name and not modules:
+        _check_origin(run_dir, name, manifest)
     if name and name not in experiments:
         discovery.import_experiment(name, (), "import_modules")
 
     if name:
-        if not modules:
-            _check_experiment_code(run_dir, name, manifest)
         config = from_yaml(text, get_experiment(name))
     elif (run_dir / MODEL_FILE).is_file():
         shown_sections = {key: sections.get(key, {}) for key in ("trainer", "runtime")}
@@ -140,20 +140,25 @@ def read_run_config(
     return config.replace(runtime=one_device)
 
 
-def _check_experiment_code(run_dir: Path, name: str, manifest: Mapping[str, Any]) -> None:
-    """Checks that an experiment of trainer_kit does not stand in for the user's of that name.
+def _check_origin(run_dir: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    """Checks that a run of the user's experiment does not get the shipped one of the same name.
 
     Raises:
-      UsageError: when it would.
+      UsageError: when the user's experiment is not found here, and a shipped one is.
     """
-    package = "trainer_kit.experiments"
+    if name in experiments:
+        is_shipped = experiments.lookup(name).__module__.startswith("trainer_kit.experiments.")
+    else:
+        is_local = name.split("/")[0] in discovery.list_local_experiments()
+        is_shipped = not is_local and name in discovery.list_shipped_experiments()
+
     recorded_files = list(manifest.get("modules") or ())
-    if not recorded_files or not experiments.lookup(name).__module__.startswith(f"{package}."):
-        return
-    prefix = package.replace(".", "/")
-    if not any(path.startswith(f"{prefix}/") for path in recorded_files):
+    module = f"trainer_kit/experiments/{name}"
+    shipped_files = {f"{module}.py", f"{module}/__init__.py"}
+    if is_shipped and recorded_files and shipped_files.isdisjoint(recorded_files):
+        files_text = ", ".join(recorded_files[:3])
         raise UsageError(
-            f"{run_dir} was trained with {', '.join(recorded_files[:3])}, and not with the"
-            f" experiment {name} that comes with trainer_kit; go to the folder where the run was"
-            " started, or name its module in import_modules"
+            f"{run_dir} was trained with {files_text}, and not with the experiment {name} that"
+            " comes with trainer_kit; go to the folder where the run was started, or name its"
+            " module with --import_module (import_modules)"
         )

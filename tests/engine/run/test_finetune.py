@@ -249,7 +249,9 @@ def test_what_never_comes_is_told_and_nothing_is_left_behind(
     ):
         _launch(config, MODE, str(tmp_path / "run"))
 
-    assert "waiting for a checkpoint: the folder does not exist" in caplog.text
+    assert (
+        f"waiting for a checkpoint in {tmp_path}/nowhere: the folder does not exist" in caplog.text
+    )
     assert list(tmp_path.iterdir()) == []
 
 

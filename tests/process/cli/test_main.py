@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from tests.builders import run_program
 from trainer_kit import __version__
-from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, main
+from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, build_parser, main
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import EXIT_CODES
 from trainer_kit.run.flag_texts import format_help_text
@@ -50,6 +51,7 @@ def test_every_command_has_a_help_that_begins_with_what_it_does(
     text = " ".join(capsys.readouterr().out.split())
     assert str(module.__doc__).split("\n")[0] in text
     assert f"example: {module.EXAMPLE}" in text
+    assert build_parser().parse_args(shlex.split(module.EXAMPLE)[1:]).run is module.run
     assert "--debug" in text
 
 

@@ -3,7 +3,7 @@
 Readers trust a notebook without running it. A change of a name, of a default or of what a run
 writes breaks a cell that nobody looks at again, or makes it print something else without an error.
 Nothing else in the tests runs trainer_kit in a Jupyter kernel, where the streams, the signals and
-the tasks of `__main__` are others than in a command.
+the tasks of `__main__` differ from those of a command.
 """
 
 from __future__ import annotations

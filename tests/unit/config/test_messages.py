@@ -47,7 +47,7 @@ def test_a_wrong_value_is_shown_with_what_is_allowed(path: str, value: str, said
         ("trainer.optimizer_config.optimizer.lambda", "lamb"),
         ("train_steps", "did you mean trainer.train_steps"),
         ("task.modle", "task.model"),
-        ("trainer.epochs", "did you mean train_steps='5 epochs'?"),
+        ("trainer.epochs", "did you mean trainer.train_steps='5 epochs'?"),
         ("lr", "did you mean learning_rate?"),
     ],
 )

@@ -210,7 +210,7 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
     with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
         list(_follow(folder, Run(ended=False), timeout=0.02))
 
-    assert f"waiting for a checkpoint: {told}; the trainer is gone" in caplog.text
+    assert f"waiting for a checkpoint in {folder}: {told}; the trainer is gone" in caplog.text
 
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:

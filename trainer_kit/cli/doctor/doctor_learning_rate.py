@@ -150,7 +150,7 @@ def _save_picture(rate_range: RateRange, path: str) -> None:
             rate_range.suggestion, linestyle="--", label=f"suggested: {rate_range.suggestion:.2g}"
         )
     axes.legend()
-    # At the end the loss explodes, beside which its fall would look flat.
+    # The loss explodes at the end, which would flatten the rest of the curve.
     first_loss = rate_range.smoothed_losses[0]
     lowest_loss = min(rate_range.smoothed_losses)
     fall = first_loss - lowest_loss

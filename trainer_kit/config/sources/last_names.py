@@ -75,9 +75,10 @@ def find_last_names(
         advice = suggest_names("", paths, max_listed=5)
         if not paths:
             problem = NO_SUCH_KEY
-            advice = suggest_names(name, list(paths_by_name), max_listed=5)
             if name in OTHER_NAMES:
                 advice = f"did you mean {OTHER_NAMES[name]}?"
+            else:
+                advice = suggest_names(name, list(paths_by_name), max_listed=5)
         mistakes.append(Mistake(name, problem, advice, layer.find_origin(name)))
     return layers, mistakes
 

@@ -69,7 +69,7 @@ def finish_pipeline(
 
 
 def warn_of_unread_fields(reader: str, params: DataConfig, own_fields: Collection[str]) -> None:
-    """Warns of fields that are set and that `reader` does not read, once in a process.
+    """Warns of fields that are set and that `reader` does not read, once per process.
 
     A field is set if it differs from its default.
 
