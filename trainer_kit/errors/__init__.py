@@ -132,10 +132,6 @@ class PreemptedError(TrainerKitError):
     exit_code = ExitCode.PREEMPTED
 
 
-class LostWorkerError(PreemptedError):
-    """Another worker is gone, without which this one cannot train: run all of them again."""
-
-
 class InterruptedRunError(TrainerKitError, KeyboardInterrupt):
     """The run was asked to stop by Ctrl-C (SIGINT) and did so after saving.
 

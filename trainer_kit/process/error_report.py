@@ -21,7 +21,6 @@ from trainer_kit.errors import (
     ConfigError,
     ExitCode,
     InterruptedRunError,
-    LostWorkerError,
     PreemptedError,
     StorageError,
     find_trainer_kit_error,
@@ -97,9 +96,8 @@ def print_error(
         for cause in (mistake, mistake.__cause__):
             if isinstance(cause, ConfigError):
                 notes += getattr(cause, "__notes__", ())
-        # A run that was asked to stop has done what it was asked for.
+        # The run can be started again, and nothing has to be corrected.
         is_stop = isinstance(mistake, (PreemptedError, InterruptedRunError))
-        is_stop = is_stop and not isinstance(mistake, LostWorkerError)
         message = str(mistake) if is_stop else f"error: {mistake}"
         text = "\n  ".join([message, *notes])
         print_to_stderr(text)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from trainer_kit.errors import InterruptedRunError, LostWorkerError, PreemptedError
+from trainer_kit.errors import InterruptedRunError, PreemptedError
 
 _ERROR_TYPES = (
     tf.errors.UnavailableError,
@@ -53,7 +53,7 @@ def convert_lost_worker_errors() -> Iterator[None]:
     """Turns an error that comes from a lost worker into one that asks for a restart.
 
     Raises:
-      LostWorkerError: instead of that error.
+      PreemptedError: instead of that error.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def convert_lost_worker_errors() -> Iterator[None]:
         worker = find_lost_worker(error)
         if worker is None:
             raise
-        raise LostWorkerError(
+        raise PreemptedError(
             f"{worker} is gone, and the other workers cannot train without it;"
             " start all workers again: the same command resumes from the last checkpoint"
         ) from error

@@ -184,7 +184,7 @@ def test_a_worker_whose_peer_was_killed_ends_soon_with_exit_75(runs: Runs) -> No
         other_end = runs.hit_ends[start][1 - index]
         assert end.code == -signal.SIGKILL, end.text
         assert other_end.code == 75, other_end.text
-        assert f"error: worker {index} is gone" in other_end.text
+        assert f"worker {index} is gone" in other_end.text
 
 
 def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
