@@ -21,6 +21,7 @@ import trainer_kit as tk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "gallery"
 TRAIN = (sys.executable, "-m", "trainer_kit.train", "--mode=train_and_eval")
+_ONE_RUN = {".": ""}
 # The overrides by run, for experiments that need several runs.
 _RUNS = {
     "finetune_frozen": {
@@ -262,9 +263,10 @@ def write_gallery(folder: Path) -> None:
         name = draw.__name__.removeprefix("draw_")
         run_folder = folder / name
         run_folder.mkdir()
-        for run, override in _RUNS.get(name, {".": ""}).items():
+        for run, override in _RUNS.get(name, _ONE_RUN).items():
             flags = [f"--experiment={name}", f"--model_dir={run}", f"--params_override={override}"]
-            subprocess.run([*TRAIN, *flags], cwd=run_folder, check=True, capture_output=True)
+            command = [*TRAIN, *flags]
+            subprocess.run(command, cwd=run_folder, check=True, stdout=subprocess.DEVNULL)
         path = FOLDER / f"{name}.png"
         draw(str(run_folder)).savefig(path, dpi=90)
         reduce_palette(path)

@@ -74,6 +74,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(writers))
     names = parser.parse_args().names or [*writers]
+    if unknown_names := set(names) - writers.keys():
+        parser.error(f"{', '.join(sorted(unknown_names))}: give some of {', '.join(writers)}")
 
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
